@@ -1,0 +1,1 @@
+"""A durable, ordered, transactional job queue inside your own SQLAlchemy database."""
