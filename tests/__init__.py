@@ -1,0 +1,1 @@
+"""The tests of cyclone-sqla; they share `databases`, `servers`, `waiting` and `conftest`."""

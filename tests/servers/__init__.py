@@ -1,0 +1,1 @@
+"""Database servers that the tests start, stop, freeze and kill themselves."""
