@@ -98,10 +98,6 @@ class Constant:
         _duration("wait", self.wait)
 
 
-DEFAULT_BACKOFF = Exponential()
-"""1 s, 2 s, 4 s … 5 min, each less up to half of it."""
-
-
 class Custom:
     """A user's function or policy, which may fail: then the default policy answers in its place."""
 
@@ -186,3 +182,7 @@ def _check(holds: bool, name: str, value: object, wanted: str) -> None:
 
 def _refused(name: str, value: object, wanted: str) -> ConfigurationError:
     return ConfigurationError(f"{name} must be {wanted}, not {value!r}")
+
+
+DEFAULT_BACKOFF = Exponential()
+"""1 s, 2 s, 4 s … 5 min, each less up to half of it."""
