@@ -3,26 +3,67 @@
 import ast
 import re
 import subprocess
+import sys
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 _CHECKOUT = Path(__file__).parents[2]
 
 _OF_ONE_MACHINE = re.compile(
     r"""
-      /(?:home|Users|root)/\w      # somebody's home
-    | /tmp/\w+/                    # somebody's scratch directory
-    | /work/ | /opt/pypi
-    | [\w.-]*(?:index-url|find-links|trusted-host)\b
+      (?<![\w.])/(?:home|Users|root|work)/\w     # somebody's home
+    | (?<![\w.])/tmp/\w+/                        # somebody's scratch directory
+    | \bpypi\.org | \bpythonhosted\.org | \bregistry\.npmjs\.org
+    | --(?:extra-)?index-url | --find[-]links
     """,
     re.VERBOSE,
 )
+_CATCH_ALLS = {"utils.py", "util.py", "helpers.py", "common.py", "misc.py"}
 
 
+@cache
 def _tracked_files() -> list[Path]:
-    listing = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=_CHECKOUT, check=True, capture_output=True, text=True
+    # A checkout that belongs to somebody else is none of git's business here.
+    command = ["git", "-c", "safe.directory=*", "ls-files", "-z"]
+    listing = subprocess.run(command, cwd=_CHECKOUT, check=True, capture_output=True, text=True)
+    paths = (_CHECKOUT / name for name in listing.stdout.rstrip("\0").split("\0"))
+    return [path for path in paths if path.is_file()]
+
+
+def _python_files(folder: str) -> list[Path]:
+    inside = (path for path in _tracked_files() if path.is_relative_to(_CHECKOUT / folder))
+    return [path for path in inside if path.suffix == ".py"]
+
+
+def _defines_tests(path: Path) -> bool:
+    nodes = ast.parse(path.read_text()).body
+    names = (getattr(node, "name", "") for node in nodes)
+    return any(name.startswith(("test_", "Test")) for name in names)
+
+
+def test_a_helper_lives_beside_its_caller() -> None:
+    assert [path for path in _tracked_files() if path.name in _CATCH_ALLS] == []
+
+
+def test_no_file_knows_the_machine_it_was_written_on() -> None:
+    strangers = {
+        str(path.relative_to(_CHECKOUT)): found.group()
+        for path in _tracked_files()
+        if (found := _OF_ONE_MACHINE.search(path.read_text(errors="replace")))
+    }
+    assert strangers == {}
+
+
+def test_every_test_is_collected() -> None:
+    modules = [path for path in _python_files("tests") if not path.name.startswith("test_")]
+    assert [path for path in modules if _defines_tests(path)] == []
+
+
+def test_the_folder_of_the_migrations_never_hides_the_installed_alembic() -> None:
+    # Python prefers a package with an __init__.py, wherever it is on the path, to a folder without.
+    assert not (_CHECKOUT / "alembic" / "__init__.py").exists()
+    question = "import alembic.config; print(alembic.config.__file__)"
+    answer = subprocess.run(
+        [sys.executable, "-c", question], cwd=_CHECKOUT, check=True, capture_output=True, text=True
     )
-    names = listing.stdout.split("\0")[:-1]
-    return [path for name in names if (path := _CHECKOUT / name).is_file()]
+    assert not Path(answer.stdout.strip()).is_relative_to(_CHECKOUT / "alembic")

@@ -1,0 +1,60 @@
+"""Every check of the project, each in an environment of its own: `python -m nox -s tests`."""
+
+import nox
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "virtualenv"
+nox.options.sessions = ["tests", "lint", "types", "layers"]
+
+_PROJECT = nox.project.load_toml("pyproject.toml")
+
+
+def _group(name: str) -> list[str]:
+    return list(nox.project.dependency_groups(_PROJECT, name))
+
+
+@nox.session
+@nox.parametrize("sqlalchemy", ["2.0.36", "2.1.0"], ids=["sqlalchemy-2.0", "sqlalchemy-2.1"])
+def tests(session: nox.Session, sqlalchemy: str) -> None:
+    """The tests, on both releases of SQLAlchemy; the slow ones on the newer alone."""
+    session.install("-e", ".[test]", f"sqlalchemy~={sqlalchemy}")
+    selection = ["-m", "not slow"] if sqlalchemy == "2.0.36" else []
+    session.run("python", "-m", "pytest", *selection, *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style and formatting."""
+    session.install(*_group("lint"))
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """The types of the package, and what users' code sees of them, under mypy and pyright."""
+    session.install("-e", ".[test]", *_group("types"))
+    session.run("mypy")
+    session.run("pyright", "--pythonpath", f"{session.bin}/python")
+
+
+@nox.session
+def layers(session: nox.Session) -> None:
+    """Every module imports only what lies below it."""
+    session.install("-e", ".", *_group("layers"))
+    session.run("lint-imports")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The documentation; a warning is an error."""
+    session.install("-e", ".[async,binary]", *_group("docs"))
+    session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "docs/_build/html")
+
+
+@nox.session
+def benchmarks(session: nox.Session) -> None:
+    """The measurements, `bench_*.py`; they are no part of the tests."""
+    session.install("-e", ".[test]")
+    options = ["-o", "python_files=bench_*.py", "-o", "timeout=0", "-s"]
+    session.run("python", "-m", "pytest", *options, "tests/benchmarks", *session.posargs)
