@@ -84,10 +84,15 @@ class PostgresServer(Postgres):
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
+        bindir = find_binaries()
         self._make_directory()
-        self._bindir = reachable(find_binaries(), self._account, self.directory)
-        self._initialise()
-        self.start()
+        try:
+            self._bindir = reachable(bindir, self._account, self.directory)
+            self._initialise()
+            self.start()
+        except BaseException:
+            self._guard.release()
+            raise
         return self
 
     def __exit__(
