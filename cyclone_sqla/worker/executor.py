@@ -1,0 +1,277 @@
+"""Runs actions: from claimed jobs to outcomes. It knows no database."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from queue import SimpleQueue
+from time import monotonic
+from typing import Any
+
+from cyclone_sqla.context import ClaimedJob
+from cyclone_sqla.failures import Failure
+from cyclone_sqla.outcomes import (
+    CancelledOutcome,
+    Completed,
+    Discarded,
+    GivenBack,
+    Outcome,
+    Retried,
+    Snoozed,
+)
+from cyclone_sqla.worker.event_loop import EventLoopThread
+from cyclone_sqla.worker.runs import Finished, Interruption, Run, Runnable, is_awaitable, log_fields
+from cyclone_sqla.worker.threads import ActionThreads
+from cyclone_sqla.worker.verdicts import outcome_of
+from cyclone_sqla.worker.watchdog import Watchdog
+
+log = logging.getLogger("cyclone_sqla.worker")
+
+UNKNOWN_KIND_DELAY = timedelta(minutes=1)
+"""How long a job waits whose action is missing, though its kind was claimed."""
+
+_Key = tuple[int, int]
+
+
+class Executor:
+    """Runs each job at once and reports each outcome once.
+
+    Sync actions run in threads, async ones in one event loop; both start when first needed.
+    ``actions`` finds the action of a kind. The caller counts slots: it hands in no more jobs than
+    may run, and a slot is free again when its run is finished. Outcomes go to ``on_finished``,
+    which is called from any thread and must be quick; without it they are put into ``finished``.
+    """
+
+    def __init__(
+        self,
+        actions: Callable[[str], Runnable],
+        *,
+        max_threads: int,
+        on_finished: Callable[[Finished], None] | None = None,
+    ) -> None:
+        self.finished: SimpleQueue[Finished] = SimpleQueue()
+        self._actions = actions
+        self._on_finished = on_finished or self.finished.put
+        # Dictionaries, because single operations on them are atomic: no lock per run. A run is in
+        # _runs until it is finished, and in _waiting until it begins or is given back, whichever
+        # takes it out first.
+        self._runs: dict[_Key, Run] = {}
+        self._waiting: dict[_Key, Run] = {}
+        self._gate = threading.Condition()
+        self._stopping = False
+        self._patience_ends = float("inf")
+        self._threads = ActionThreads(self._run_sync, max_threads)
+        self._loop = EventLoopThread()
+        self._watchdog = Watchdog(self._interrupt)
+
+    def start_runs(self, jobs: Sequence[ClaimedJob]) -> list[ClaimedJob]:
+        """Start a run of each job. Returns those not started: all, once the executor stops."""
+        with self._gate:
+            if self._stopping:
+                return list(jobs)
+            runs = [run for job in jobs if (run := self._hand_in(job)) is not None]
+            for run in runs:
+                if not run.action.is_async and not self._threads.put(run):
+                    self._give_back(run)
+            if in_loop := [run for run in runs if run.action.is_async]:
+                self._start_in_loop(in_loop)
+        return []
+
+    def running(self) -> list[ClaimedJob]:
+        """The jobs whose outcome is not known yet, those that overran their timeout included."""
+        return [run.job for run in self._runs.copy().values()]
+
+    def cancel(self, job_id: int, lease: int, why: Interruption) -> bool:
+        """Ask a run to stop: ``ctx.cancelled`` is set, an async action is cancelled.
+
+        False if there is no such run. Asking again for the same reason does nothing, so clean-up
+        after the first time is not disturbed.
+        """
+        run = self._runs.get((job_id, lease))
+        if run is not None:
+            self._interrupt(run, why)
+        return run is not None
+
+    def stop(self, grace: float, linger: float = 1.0) -> list[ClaimedJob]:
+        """Start nothing more, wait up to ``grace`` seconds, then ask the rest to stop.
+
+        Jobs that were handed in but not begun are given back. Those asked to stop get ``linger``
+        seconds for it. Returns the jobs that run on: Python can't end a thread, and their outcomes
+        are still reported if the process lives. A second call, from another thread, shortens the
+        first.
+        """
+        with self._gate:
+            self._stopping = True
+        for run in self._waiting.copy().values():
+            self._give_back(run)
+        if not self._wait(grace):
+            for run in self._runs.copy().values():
+                self._interrupt(run, Interruption.STOPPING)
+            self._wait_idle(monotonic() + linger)
+        self._close()
+        return self.running()
+
+    # --- a run, from the hand-in to its outcome
+
+    def _hand_in(self, job: ClaimedJob) -> Run | None:
+        try:
+            run = Run(job, self._actions(job.kind))
+        except Exception as exc:  # noqa: BLE001 - a kind that can't be looked up must not be lost
+            failure = Failure.of(exc)
+            log.error("no action for job %s: %s", job.id, failure.error, extra=log_fields(job))
+            self._report(Finished(job, Snoozed(UNKNOWN_KIND_DELAY, failure), 0.0))
+            return None
+        self._runs[run.key] = self._waiting[run.key] = run
+        return run
+
+    def _start_in_loop(self, runs: list[Run]) -> None:
+        """All of a batch with one call: waking the loop is what costs."""
+        try:
+            self._loop.call(self._start_tasks, runs)
+        except RuntimeError:  # the system gives no thread for the loop
+            log.exception("the event loop could not be started")
+            for run in runs:
+                self._give_back(run)
+
+    def _run_sync(self, run: Run) -> None:
+        """In a thread of its own."""
+        try:
+            if not self._begin(run):
+                return
+            context = contextvars.Context()
+            value = context.run(run.call)
+            if is_awaitable(value):  # a plain function around an async one
+                self._loop.call(self._start_task, run, context, value)
+                return
+            outcome: Outcome = run.completed(value)
+        except BaseException as exc:  # noqa: BLE001 - SystemExit ends the attempt, not the thread
+            outcome = outcome_of(run, exc)
+        self._finish(run, outcome)
+
+    def _start_tasks(self, runs: list[Run]) -> None:
+        for run in runs:
+            self._start_task(run, contextvars.Context())
+
+    def _start_task(self, run: Run, context: contextvars.Context, value: Any = None) -> None:
+        coroutine = self._run_async(run, value)
+        try:
+            asyncio.get_running_loop().create_task(coroutine, context=context)
+        except BaseException as exc:  # noqa: BLE001 - an action may have set a task factory
+            coroutine.close()
+            self._finish(run, outcome_of(run, exc))
+
+    async def _run_async(self, run: Run, value: Any) -> None:
+        """In the event loop. No exception may leave it: asyncio would end the loop for some.
+
+        ``value`` is what a sync action returned, if that has to be awaited.
+        """
+        run.task = asyncio.current_task()
+        try:
+            if value is None:
+                if not self._begin(run):
+                    return
+                value = run.call()
+            self._deliver_cancel(run)  # asked for before there was a task
+            if is_awaitable(value):
+                value = await value
+            outcome: Outcome = run.completed(value)
+        except BaseException as exc:  # noqa: BLE001 - as in the threads
+            outcome = outcome_of(run, exc)
+        self._finish(run, outcome)
+
+    def _begin(self, run: Run) -> bool:
+        """Whether the run is ours to begin: a stop may have given it back."""
+        if self._waiting.pop(run.key, None) is None:
+            return False
+        run.begin()
+        self._watchdog.watch(run)
+        return True
+
+    def _give_back(self, run: Run) -> None:
+        if self._waiting.pop(run.key, None) is not None:
+            self._finish(run, GivenBack())
+
+    def _finish(self, run: Run, outcome: Outcome) -> None:
+        run.task = None
+        self._watchdog.forget(run)
+        self._report(Finished(run.job, outcome, monotonic() - run.started))
+        # Only now, so that at every moment the job is among the running or the finished ones.
+        self._runs.pop(run.key, None)
+        if self._stopping:
+            with self._gate:
+                self._gate.notify_all()
+
+    def _report(self, finished: Finished) -> None:
+        """Hand over the outcome, then log it; no handler of either may end a thread."""
+        try:
+            self._on_finished(finished)
+            _log(finished)
+        except BaseException:  # noqa: BLE001 - as logging itself does when a handler fails
+            traceback.print_exc()
+
+    def _interrupt(self, run: Run, why: Interruption) -> None:
+        if run.interrupt(why) and self._loop.is_running:
+            with suppress(RuntimeError):  # the loop is closed, so the run has ended
+                self._loop.call(self._deliver_cancel, run)
+
+    def _deliver_cancel(self, run: Run) -> None:
+        """In the event loop, which alone says whether there is a task and what it was told."""
+        if run.cancel_is_due and run.task is not None:
+            run.cancel_is_due = False
+            run.task.cancel(run.interruptions[-1])
+
+    # --- the end
+
+    def _wait(self, grace: float) -> bool:
+        self._patience_ends = min(self._patience_ends, monotonic() + grace)
+        with self._gate:
+            self._gate.notify_all()
+        return self._wait_idle(None)
+
+    def _wait_idle(self, ends: float | None) -> bool:
+        """Wait until no run is left; False if some are when patience ends."""
+        with self._gate:
+            while self._runs:
+                left = (self._patience_ends if ends is None else ends) - monotonic()
+                if left <= 0:
+                    return False
+                self._gate.wait(left)
+        return True
+
+    def _close(self) -> None:
+        self._watchdog.close()
+        self._threads.close(0.0 if self._runs else 1.0)
+        if not self._runs:
+            self._loop.close()
+
+
+def _log(finished: Finished) -> None:
+    level, text = _in_words(finished.outcome)
+    if log.isEnabledFor(level):
+        job = finished.job
+        extra = {**log_fields(job), "seconds": finished.seconds}
+        log.log(
+            level, "%s job %s, attempt %s: %s", job.kind, job.id, job.attempt, text, extra=extra
+        )
+
+
+def _in_words(outcome: Outcome) -> tuple[int, str]:
+    match outcome:
+        case Completed(failure=failure):
+            return (logging.WARNING, failure.error) if failure else (logging.DEBUG, "completed")
+        case Retried(delay=delay, failure=failure):
+            return logging.WARNING, f"failed, again in {delay}: {failure.error}"
+        case Discarded(failure=failure):
+            return logging.ERROR, f"discarded: {failure.error}"
+        case Snoozed(delay=delay):
+            return logging.DEBUG, f"snoozed for {delay}"
+        case CancelledOutcome():
+            return logging.INFO, "cancelled"
+        case GivenBack():
+            return logging.DEBUG, "given back before it began"
