@@ -1,0 +1,305 @@
+"""Arguments and results to JSON and back: lossless, or refused with the path of the value."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from collections.abc import Awaitable, Coroutine, Mapping
+from typing import Any
+
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError, from_json, to_json
+from typing_extensions import NotRequired, TypedDict
+
+from cyclone_sqla.annotations import is_exact, lossless
+from cyclone_sqla.context import Context
+from cyclone_sqla.errors import PayloadError, RegistrationError
+from cyclone_sqla.payload import (
+    MAX_INT_DIGITS,
+    Fault,
+    check_json,
+    difference,
+    find_fault,
+    locate,
+    not_a_mapping,
+    not_plain_json,
+    not_storable,
+)
+from cyclone_sqla.signatures import Signature, refuse_unfit
+
+_CONFIG = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+# A backslash before the u may itself be escaped: then this is the text "\u0000" and no NUL.
+_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+
+
+class Arguments:
+    """The arguments of one kind: from a call to JSON text, and from the text to the call in the worker.
+
+    One JSON object holds them under their parameters' names; ``*args`` is a list in it, ``**kwargs`` an
+    object. What the caller left out is not stored, so the default of the code that runs applies.
+    """
+
+    def __init__(self, kind: str, signature: Signature) -> None:
+        parameters = signature.parameters
+        refuse_unfit(kind, parameters)
+        self._kind = kind
+        self._parameters = {p.name: p for p in parameters}
+        self._positional = [p.name for p in parameters if p.kind in _POSITIONAL]
+        self._positional_only = {p.name for p in parameters if p.kind is p.POSITIONAL_ONLY}
+        self._rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
+        self._options = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
+        self._by_name = not (self._positional_only or self._rest or self._options)
+        self._exact = all(is_exact(p.annotation) for p in parameters)
+        adapter = _adapter(kind, parameters)
+        self._validator = adapter.validator
+        self._serializer = adapter.serializer
+
+    def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """The JSON text of a call. PayloadError with the path of what can't travel, before any SQL."""
+        given = kwargs if self._by_name and not args else self._bind(args, kwargs)
+        try:
+            validated = self._validator.validate_python(given, strict=True)
+        except ValidationError as exc:
+            raise _first_fault(exc, given).error(self._kind) from None
+        return self._encode(given, validated)
+
+    def encode_mapping(self, mapping: Mapping[str, Any]) -> str:
+        """The JSON text of arguments given by name, under the names that they are stored by.
+
+        The values are either all of the parameters' types (``Decimal("9.99")``), or all plain JSON as it
+        would be stored (``"9.99"``). PayloadError with the path otherwise.
+        """
+        if not isinstance(mapping, Mapping):
+            raise PayloadError(self._kind, "", not_a_mapping(mapping))
+        given = dict(mapping)
+        try:
+            validated = self._validator.validate_python(given, strict=True)
+        except ValidationError as exc:
+            return self._checked_json(given, exc)
+        return self._encode(given, validated)
+
+    def _checked_json(self, given: dict[str, Any], exc: ValidationError) -> str:
+        if find_fault(given, not_plain_json) is not None:
+            raise _first_fault(exc, given).error(self._kind) from None
+        text = check_json(given, self._kind)
+        self._load(text)
+        return text
+
+    def decode(self, text: str) -> tuple[list[Any], dict[str, Any]]:
+        """The positional and the keyword arguments for the function. PayloadError if they don't fit it."""
+        values = self._load(text)
+        if self._by_name:
+            return [], values
+        rest = values.pop(self._rest, []) if self._rest else []
+        options = values.pop(self._options, {}) if self._options else {}
+        last = len(self._positional) if rest else self._last_positional(values)
+        positional = [self._value_or_default(values, name) for name in self._positional[:last]]
+        return [*positional, *rest], {**values, **options}
+
+    def _last_positional(self, values: dict[str, Any]) -> int:
+        """How many parameters to pass by position: no more than those that can't be named need."""
+        given = [
+            i for i, n in enumerate(self._positional) if n in self._positional_only & values.keys()
+        ]
+        return given[-1] + 1 if given else 0
+
+    def _value_or_default(self, values: dict[str, Any], name: str) -> Any:
+        return values.pop(name) if name in values else self._parameters[name].default
+
+    def _load(self, text: str) -> dict[str, Any]:
+        try:
+            return typing.cast("dict[str, Any]", self._validator.validate_json(text, strict=True))
+        except ValidationError as exc:
+            raise _first_fault(exc, _parsed(text)).error(self._kind) from None
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        count = len(self._positional)
+        if len(args) > count and self._rest is None:
+            raise self._too_many(args)
+        given: dict[str, Any] = dict(zip(self._positional, args, strict=False))
+        if len(args) > count and self._rest is not None:
+            given[self._rest] = list(args[count:])
+        options = self._bind_keywords(given, kwargs)
+        if options and self._options is not None:
+            given[self._options] = options
+        return given
+
+    def _bind_keywords(self, given: dict[str, Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Add to ``given`` what is named; the answer is what belongs to ``**kwargs``."""
+        variadic = {self._rest, self._options}
+        named = self._parameters.keys() - self._positional_only - variadic
+        options: dict[str, Any] = {}
+        for name, value in kwargs.items():
+            if name in given and name in named:
+                raise PayloadError(self._kind, name, "is given twice, by position and by name")
+            if name not in named and self._options is None:
+                raise self._unexpected(name)
+            (given if name in named else options)[name] = value
+        return options
+
+    def _unexpected(self, name: str) -> PayloadError:
+        by_position = name in self._positional_only
+        reason = "can be passed by position only" if by_position else "is not expected here"
+        return PayloadError(self._kind, name, reason)
+
+    def _too_many(self, args: tuple[Any, ...]) -> PayloadError:
+        reason = f"takes {len(self._positional)} positional arguments, not {len(args)}"
+        if any(isinstance(a, Context) for a in args):
+            reason += "; leave the Context out, the worker passes it"
+        return PayloadError(self._kind, "", reason)
+
+    def _encode(self, given: dict[str, Any], validated: dict[str, Any]) -> str:
+        data = self._dump(validated)
+        if b"\\u0000" in data and _NUL.search(data):
+            fault = find_fault(given, not_storable) or Fault((), "holds a NUL character")
+            raise fault.error(self._kind)
+        # No int in so few bytes can be too long to be read back.
+        if not self._exact or len(data) > MAX_INT_DIGITS:
+            self._check_round_trip(given, data)
+        return data.decode()
+
+    def _dump(self, validated: dict[str, Any]) -> bytes:
+        try:
+            return self._serializer.to_json(validated, warnings=False)
+        except PydanticSerializationError as exc:
+            raise self._undumpable(validated, str(exc)).error(self._kind) from None
+
+    def _undumpable(self, values: dict[str, Any], message: str) -> Fault:
+        """The serializer gives no path: dump each argument alone, then look inside the one that fails."""
+        for name, value in values.items():
+            try:
+                self._serializer.to_json({name: value}, warnings=False)
+            except PydanticSerializationError as exc:
+                fault = find_fault(value, _not_dumpable) or Fault((), _first_line(str(exc)))
+                return fault.inside(name)
+        return Fault((), _first_line(message))
+
+    def _check_round_trip(self, given: dict[str, Any], data: bytes) -> None:
+        try:
+            back = self._validator.validate_json(data, strict=True)
+        except ValidationError as exc:
+            fault = find_fault(given, not_storable) or _first_fault(exc, given)
+            raise fault.error(self._kind) from None
+        # Compared with what the caller gave, not with what validation made of it: that would hide a change.
+        fault = difference(given, back)
+        if fault is not None:
+            raise (find_fault(given, not_storable) or fault).error(self._kind)
+
+
+class Results:
+    """What an action returns, as JSON text: by its return annotation where that can travel."""
+
+    def __init__(self, kind: str, returns: Any) -> None:
+        self._kind = kind
+        self._codec = _result_codec(kind, returns)
+
+    def encode(self, value: Any) -> str | None:
+        """The JSON text of a result; None for None. PayloadError if JSON can't hold it.
+
+        Without a fit annotation the value is kept as well as JSON can: a tuple becomes a list.
+        """
+        if value is None:
+            return None
+        if self._codec is not None:
+            return self._codec.encode((), {"result": value})[len('{"result":') : -1]
+        fault = find_fault(value, not_storable)
+        if fault is not None:
+            raise fault.inside("result").error(self._kind)
+        return self._dump(value)
+
+    def _dump(self, value: Any) -> str:
+        try:
+            data = to_json(value, bytes_mode="base64")
+        except PydanticSerializationError as exc:
+            raise PayloadError(self._kind, "result", _first_line(str(exc))) from None
+        if _NUL.search(data):
+            raise PayloadError(self._kind, "result", "holds a NUL character")
+        return data.decode()
+
+
+def _result_codec(kind: str, returns: Any) -> Arguments | None:
+    if typing.get_origin(returns) in (Awaitable, Coroutine):
+        returns = typing.get_args(returns)[-1]
+    if returns in (Any, object, None, type(None)):
+        return None
+    result = inspect.Parameter("result", inspect.Parameter.KEYWORD_ONLY, annotation=returns)
+    try:
+        return Arguments(kind, Signature((result,), takes_context=False, returns=None))
+    except RegistrationError:
+        return None
+
+
+def _adapter(kind: str, parameters: tuple[inspect.Parameter, ...]) -> TypeAdapter[dict[str, Any]]:
+    try:
+        return TypeAdapter(_typed_dict(parameters))
+    except (PydanticUserError, NameError, TypeError) as exc:
+        for parameter in parameters:
+            reason = _schema_problem(parameter)
+            if reason is not None:
+                raise RegistrationError(f"{kind}: parameter {parameter.name!r}: {reason}") from exc
+        raise RegistrationError(f"{kind}: {_first_line(str(exc))}") from exc
+
+
+def _schema_problem(parameter: inspect.Parameter) -> str | None:
+    try:
+        TypeAdapter(_typed_dict((parameter,)))
+    except (PydanticUserError, NameError, TypeError) as exc:
+        return _first_line(str(exc))
+    return None
+
+
+def _typed_dict(parameters: tuple[inspect.Parameter, ...]) -> Any:
+    # A functional TypedDict takes any parameter name; the fields of a model do not.
+    fields = {p.name: _field(p) for p in parameters}
+    typed_dict: Any = TypedDict("Arguments", fields)  # type: ignore[operator]
+    typed_dict.__pydantic_config__ = _CONFIG
+    return typed_dict
+
+
+def _field(parameter: inspect.Parameter) -> Any:
+    annotation = lossless(parameter.annotation)
+    if parameter.kind is parameter.VAR_POSITIONAL:
+        return NotRequired[list[annotation]]
+    if parameter.kind is parameter.VAR_KEYWORD:
+        return NotRequired[dict[str, annotation]]
+    return annotation if parameter.default is parameter.empty else NotRequired[annotation]
+
+
+def _first_fault(exc: ValidationError, value: object) -> Fault:
+    error = exc.errors(include_url=False, include_context=False, include_input=False)[0]
+    path, reason = locate(value, error["loc"]), error["msg"]
+    if error["type"] == "missing":
+        return Fault((*path, error["loc"][-1]), "is missing")
+    if error["type"] == "extra_forbidden":
+        return Fault(path, "is not expected here")
+    return Fault(path, reason)
+
+
+def _parsed(text: str) -> object:
+    try:
+        return from_json(text)
+    except ValueError:
+        return None
+
+
+def _not_dumpable(value: object) -> str | None:
+    if isinstance(value, bytes):
+        return _not_utf8(value)
+    return not_storable(value)
+
+
+def _not_utf8(value: bytes) -> str | None:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return (
+            "bytes that are not UTF-8 cannot travel inside a class of your own unless its config says "
+            "ser_json_bytes='base64' and val_json_bytes='base64'"
+        )
+    return None
+
+
+def _first_line(message: str) -> str:
+    return message.partition("\n")[0].strip()
