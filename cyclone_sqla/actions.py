@@ -1,4 +1,4 @@
-"""Actions: the functions that jobs run, typed from the call to the worker, and the registry of them."""
+"""Actions: the functions that jobs run, typed from the call to the worker, and their registry."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 Encode = Callable[[tuple[Any, ...], dict[str, Any]], str]
 
-# Building a pydantic schema may complete the user's own models, which is no work for two threads at once.
+# Building a schema may complete the user's own models: no work for two threads at once.
 _building = threading.RLock()
 
 
@@ -86,9 +86,10 @@ class Enqueueable(Generic[P]):
     ) -> JobRef | Coroutine[Any, Any, JobRef]:
         """Insert a job with these arguments in the target's transaction: it exists if that commits.
 
-        ``target`` is a Session, scoped_session or Connection, or one of their async kin; then await the
-        answer. The arguments are checked and serialised at this call, before any SQL: PayloadError names
-        the path of one that can't travel, and changing a list afterwards does no harm.
+        ``target`` is a Session, scoped_session or Connection, or one of their async kin; then await
+        the answer. The arguments are checked and serialised at this call, before any SQL:
+        PayloadError names the path of one that can't travel, and changing a list afterwards does no
+        harm.
         """
         return self._producer.enqueue_spec(target, self.job(*args, **kwargs))
 
@@ -99,7 +100,7 @@ class Enqueueable(Generic[P]):
     def using(self, **options: Unpack[Options]) -> BoundAction[P]:
         """The same with options, which win over those set before.
 
-        See :class:`~cyclone_sqla.options.Options` for what there is. InvalidJobError names a bad one.
+        :class:`~cyclone_sqla.options.Options` lists them. InvalidJobError names a bad one.
         """
         return BoundAction(
             self.kind, self._encode, with_options(self._fields, options), self._producer
@@ -111,10 +112,10 @@ class BoundAction(Enqueueable[P]):
 
 
 class Action(Enqueueable[P], Generic[P, R_co]):
-    """A function registered under a kind. Calling it runs the function; ``enqueue`` makes a job of it.
+    """A function registered under a kind: call it to run it, ``enqueue`` to make a job of it.
 
-    ``P`` is the function's signature without the Context, ``R_co`` what it returns (for an async function
-    the coroutine).
+    ``P`` is the function's signature without the Context, ``R_co`` what it returns (for an async
+    function the coroutine).
     """
 
     fn: Callable[..., R_co]
@@ -135,15 +136,15 @@ class Action(Enqueueable[P], Generic[P, R_co]):
     ) -> None:
         """RegistrationError says why the function or an option can't be used.
 
-        ``timeout`` is a timedelta or seconds. ``retry_on``: only these exceptions are worth another
-        attempt. ``discard_on``: these never are, and win over ``retry_on``.
+        ``timeout`` is a timedelta or seconds. ``discard_on`` are the exceptions after which no
+        attempt can succeed, ``retry_on`` those that are worth another one.
         """
         self.fn = fn.__func__ if isinstance(fn, staticmethod) else fn
         refuse_unfit_callable(self.fn)
         kind = _checked_kind(self.fn, kind)
         super().__init__(
             kind,
-            self._encode_call,
+            self.encode,
             _default_options(
                 kind, queue=queue, priority=priority, max_attempts=max_attempts, timeout=timeout
             ),
@@ -174,40 +175,32 @@ class Action(Enqueueable[P], Generic[P, R_co]):
             raise TypeError(f"{self.kind} takes the Context first: {self.kind}({names})")
         return self.fn(*args, **kwargs)
 
-    def call(self, ctx: Context, arguments: str) -> R_co:
-        """Run the function with stored arguments. PayloadError, before it runs, if they don't fit it."""
-        args, kwargs = self.decode(arguments)
-        return self.fn(ctx, *args, **kwargs) if self.takes_context else self.fn(*args, **kwargs)
-
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """The JSON text of a call's arguments. PayloadError names the path of what can't travel."""
         return self.arguments.encode(args, kwargs)
 
     def encode_raw(self, mapping: Mapping[str, Any]) -> str:
-        """The JSON text of arguments given by name: all of the parameters' types, or all plain JSON.
+        """The JSON text of arguments by name: all of the parameters' types, or all plain JSON.
 
-        ``*args`` is a list and ``**kwargs`` an object under their own names. PayloadError as in ``encode``.
+        ``*args`` is a list and ``**kwargs`` an object under their own names. PayloadError as above.
         """
         return self.arguments.encode_mapping(mapping)
 
     def decode(self, text: str) -> tuple[list[Any], dict[str, Any]]:
-        """Stored JSON text as positional and keyword arguments, without the Context. PayloadError."""
+        """Stored JSON text as the positional and keyword arguments after the Context.
+
+        PayloadError if they don't fit the function.
+        """
         return self.arguments.decode(text)
 
     def encode_result(self, value: object) -> str | None:
-        """What the function returned, as JSON text; None for None. PayloadError if JSON can't hold it."""
+        """A result as JSON text; None for None. PayloadError if JSON can't hold it."""
         if value is None:
             return None
         if self._results is None:
             with _building:
                 self._results = Results(self.kind, self.signature.returns)
         return self._results.encode(value)
-
-    def gives_up_on(self, exc: BaseException) -> bool:
-        """Whether this exception ends the job: listed in ``discard_on``, or missing in ``retry_on``."""
-        if isinstance(exc, self.discard_on):
-            return True
-        return bool(self.retry_on) and not isinstance(exc, self.retry_on)
 
     def check(self) -> None:
         """Resolve and build everything that is otherwise made on first use. RegistrationError."""
@@ -234,8 +227,8 @@ class Action(Enqueueable[P], Generic[P, R_co]):
         return cast("timedelta | None", self._fields.get("timeout"))
 
     @property
-    def options(self) -> CheckedOptions:
-        """The options of jobs that name none: the defaults for ``build_spec``."""
+    def defaults(self) -> CheckedOptions:
+        """The options of jobs that name none, for ``build_spec``."""
         return dict(self._fields)
 
     @property
@@ -245,7 +238,7 @@ class Action(Enqueueable[P], Generic[P, R_co]):
 
     @property
     def signature(self) -> Signature:
-        """The parameters without the Context. RegistrationError if an annotation can't be resolved."""
+        """The parameters without the Context. RegistrationError if a name can't be resolved."""
         if self._signature is None:
             try:
                 self._signature = read_signature(self.kind, self.fn, self._names)
@@ -261,7 +254,7 @@ class Action(Enqueueable[P], Generic[P, R_co]):
         """How arguments become JSON text; built on first use. RegistrationError."""
         if self._arguments is None:
             with _building:
-                self._arguments = self._arguments or Arguments(self.kind, self.signature)
+                self._arguments = Arguments(self.kind, self.signature)
         return self._arguments
 
     def __repr__(self) -> str:
@@ -278,12 +271,9 @@ class Action(Enqueueable[P], Generic[P, R_co]):
         except UnresolvedError:
             return None
 
-    def _encode_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        return self.arguments.encode(args, kwargs)
-
 
 class ActionDecorator(Protocol):
-    """What ``@cyclone.action(...)`` gives: it turns a function into an action of the same signature."""
+    """What ``@cyclone.action(...)`` gives: a function in, an action of its signature out."""
 
     @overload
     def __call__(self, fn: Callable[Concatenate[Context, P], R], /) -> Action[P, R]: ...
@@ -368,7 +358,7 @@ def _default_options(kind: str, **options: object) -> CheckedOptions:
 def _exception_types(
     kind: str, option: str, given: type[BaseException] | Iterable[type[BaseException]]
 ) -> tuple[type[BaseException], ...]:
-    types = (given,) if isinstance(given, type) else tuple(given)
+    types: tuple[Any, ...] = (given,) if isinstance(given, type) else tuple(given)
     for one in types:
         if not (isinstance(one, type) and issubclass(one, BaseException)):
             raise RegistrationError(f"{kind}: {option}: {one!r} is not an exception type")

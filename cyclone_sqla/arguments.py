@@ -6,11 +6,12 @@ import inspect
 import re
 import typing
 from collections.abc import Awaitable, Coroutine, Mapping
-from typing import Any
+from types import GenericAlias
+from typing import Any, NotRequired, cast
 
+import typing_extensions
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, from_json, to_json
-from typing_extensions import NotRequired, TypedDict
 
 from cyclone_sqla.annotations import is_exact, lossless
 from cyclone_sqla.context import Context
@@ -18,11 +19,11 @@ from cyclone_sqla.errors import PayloadError, RegistrationError
 from cyclone_sqla.payload import (
     MAX_INT_DIGITS,
     Fault,
+    as_arguments,
     check_json,
     difference,
     find_fault,
     locate,
-    not_a_mapping,
     not_plain_json,
     not_storable,
 )
@@ -35,10 +36,10 @@ _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
 class Arguments:
-    """The arguments of one kind: from a call to JSON text, and from the text to the call in the worker.
+    """The arguments of one kind: from a call to JSON text, and from there to the worker's call.
 
-    One JSON object holds them under their parameters' names; ``*args`` is a list in it, ``**kwargs`` an
-    object. What the caller left out is not stored, so the default of the code that runs applies.
+    One JSON object holds them by their parameters' names; ``*args`` is a list in it, ``**kwargs``
+    an object. What the caller left out is not stored: the default of the code that runs applies.
     """
 
     def __init__(self, kind: str, signature: Signature) -> None:
@@ -57,7 +58,7 @@ class Arguments:
         self._serializer = adapter.serializer
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """The JSON text of a call. PayloadError with the path of what can't travel, before any SQL."""
+        """The JSON text of a call. PayloadError with the path of what can't travel."""
         given = kwargs if self._by_name and not args else self._bind(args, kwargs)
         try:
             validated = self._validator.validate_python(given, strict=True)
@@ -68,12 +69,10 @@ class Arguments:
     def encode_mapping(self, mapping: Mapping[str, Any]) -> str:
         """The JSON text of arguments given by name, under the names that they are stored by.
 
-        The values are either all of the parameters' types (``Decimal("9.99")``), or all plain JSON as it
-        would be stored (``"9.99"``). PayloadError with the path otherwise.
+        The values are either all of the parameters' types (``Decimal("9.99")``), or all plain JSON
+        as it would be stored (``"9.99"``). PayloadError with the path otherwise.
         """
-        if not isinstance(mapping, Mapping):
-            raise PayloadError(self._kind, "", not_a_mapping(mapping))
-        given = dict(mapping)
+        given = as_arguments(self._kind, mapping)
         try:
             validated = self._validator.validate_python(given, strict=True)
         except ValidationError as exc:
@@ -83,17 +82,17 @@ class Arguments:
     def _checked_json(self, given: dict[str, Any], exc: ValidationError) -> str:
         if find_fault(given, not_plain_json) is not None:
             raise _first_fault(exc, given).error(self._kind) from None
-        text = check_json(given, self._kind)
+        text = check_json(self._kind, given)
         self._load(text)
         return text
 
     def decode(self, text: str) -> tuple[list[Any], dict[str, Any]]:
-        """The positional and the keyword arguments for the function. PayloadError if they don't fit it."""
+        """The positional and keyword arguments for the function. PayloadError if they don't fit."""
         values = self._load(text)
         if self._by_name:
             return [], values
-        rest = values.pop(self._rest, []) if self._rest else []
-        options = values.pop(self._options, {}) if self._options else {}
+        rest: list[Any] = values.pop(self._rest, []) if self._rest else []
+        options: dict[str, Any] = values.pop(self._options, {}) if self._options else {}
         last = len(self._positional) if rest else self._last_positional(values)
         positional = [self._value_or_default(values, name) for name in self._positional[:last]]
         return [*positional, *rest], {**values, **options}
@@ -110,7 +109,7 @@ class Arguments:
 
     def _load(self, text: str) -> dict[str, Any]:
         try:
-            return typing.cast("dict[str, Any]", self._validator.validate_json(text, strict=True))
+            return cast("dict[str, Any]", self._validator.validate_json(text, strict=True))
         except ValidationError as exc:
             raise _first_fault(exc, _parsed(text)).error(self._kind) from None
 
@@ -153,8 +152,8 @@ class Arguments:
     def _encode(self, given: dict[str, Any], validated: dict[str, Any]) -> str:
         data = self._dump(validated)
         if b"\\u0000" in data and _NUL.search(data):
-            fault = find_fault(given, not_storable) or Fault((), "holds a NUL character")
-            raise fault.error(self._kind)
+            nul = find_fault(given, not_storable) or Fault((), "holds a NUL character")
+            raise nul.error(self._kind)
         # No int in so few bytes can be too long to be read back.
         if not self._exact or len(data) > MAX_INT_DIGITS:
             self._check_round_trip(given, data)
@@ -167,7 +166,7 @@ class Arguments:
             raise self._undumpable(validated, str(exc)).error(self._kind) from None
 
     def _undumpable(self, values: dict[str, Any], message: str) -> Fault:
-        """The serializer gives no path: dump each argument alone, then look inside the one that fails."""
+        """The serializer gives no path: dump each argument alone, then look inside the bad one."""
         for name, value in values.items():
             try:
                 self._serializer.to_json({name: value}, warnings=False)
@@ -180,9 +179,9 @@ class Arguments:
         try:
             back = self._validator.validate_json(data, strict=True)
         except ValidationError as exc:
-            fault = find_fault(given, not_storable) or _first_fault(exc, given)
-            raise fault.error(self._kind) from None
-        # Compared with what the caller gave, not with what validation made of it: that would hide a change.
+            lost = find_fault(given, not_storable) or _first_fault(exc, given)
+            raise lost.error(self._kind) from None
+        # Compared with what the caller gave: what validation made of it would hide a change.
         fault = difference(given, back)
         if fault is not None:
             raise (find_fault(given, not_storable) or fault).error(self._kind)
@@ -252,8 +251,8 @@ def _schema_problem(parameter: inspect.Parameter) -> str | None:
 
 def _typed_dict(parameters: tuple[inspect.Parameter, ...]) -> Any:
     # A functional TypedDict takes any parameter name; the fields of a model do not.
-    fields = {p.name: _field(p) for p in parameters}
-    typed_dict: Any = TypedDict("Arguments", fields)  # type: ignore[operator]
+    new_typed_dict = cast("Any", typing_extensions).TypedDict
+    typed_dict = new_typed_dict("Arguments", {p.name: _field(p) for p in parameters})
     typed_dict.__pydantic_config__ = _CONFIG
     return typed_dict
 
@@ -261,10 +260,12 @@ def _typed_dict(parameters: tuple[inspect.Parameter, ...]) -> Any:
 def _field(parameter: inspect.Parameter) -> Any:
     annotation = lossless(parameter.annotation)
     if parameter.kind is parameter.VAR_POSITIONAL:
-        return NotRequired[list[annotation]]
-    if parameter.kind is parameter.VAR_KEYWORD:
-        return NotRequired[dict[str, annotation]]
-    return annotation if parameter.default is parameter.empty else NotRequired[annotation]
+        annotation = GenericAlias(list, (annotation,))
+    elif parameter.kind is parameter.VAR_KEYWORD:
+        annotation = GenericAlias(dict, (str, annotation))
+    elif parameter.default is parameter.empty:
+        return annotation
+    return cast("Any", NotRequired)[annotation]
 
 
 def _first_fault(exc: ValidationError, value: object) -> Fault:
@@ -295,8 +296,8 @@ def _not_utf8(value: bytes) -> str | None:
         value.decode()
     except UnicodeDecodeError:
         return (
-            "bytes that are not UTF-8 cannot travel inside a class of your own unless its config says "
-            "ser_json_bytes='base64' and val_json_bytes='base64'"
+            "holds bytes that are not UTF-8; inside a class of your own they travel only if its "
+            "config says ser_json_bytes='base64' and val_json_bytes='base64'"
         )
     return None
 

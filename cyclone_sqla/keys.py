@@ -1,4 +1,4 @@
-"""Keys and other short texts that a job carries: what every database can store and compare alike."""
+"""Keys and other short texts of a job: what every database can store and compare alike."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ MAX_KEY_BYTES = 256
 def check_key(name: str, value: object) -> str:
     """The key, if it is one: a non-empty str of valid UTF-8 without NUL, at most 256 bytes.
 
-    ``name`` is the option that is checked (``unique``); the InvalidKeyError speaks of it. Nothing is
-    stripped, folded or cut: two keys are one key only if they are equal.
+    ``name`` is the option that is checked (``unique``); the InvalidKeyError speaks of it. Nothing
+    is stripped, folded or cut: two keys are one key only if they are equal.
     """
     fault = text_fault(value, MAX_KEY_BYTES)
     if fault is not None:

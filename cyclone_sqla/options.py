@@ -32,23 +32,23 @@ MAX_HEADERS_BYTES = 65_536
 class Options(TypedDict, total=False):
     """What an enqueue may say beside the arguments. None, like leaving it out, means the default.
 
-    =================== ==============================================================================
+    =================== ===================================================================
     option              meaning
-    =================== ==============================================================================
+    =================== ===================================================================
     ``queue``           the queue that workers draw the job from
     ``priority``        -32768 … 32767, smaller first
     ``unique``          a key that at most one active job of the kind may hold
-    ``on_duplicate``    when the unique key is taken: ``"raise"`` DuplicateError, or ``"return"`` the holder
-    ``idempotency_key`` a key that makes one job of its kind, ever: a later enqueue returns the first job
-    ``process_in``      not before this delay has passed: a timedelta, or seconds, zero or more
-    ``process_at``      not before this time: an aware datetime; not together with ``process_in``
-    ``deadline``        the job is discarded if it has not ended by then: an aware datetime
+    ``on_duplicate``    the key is taken: ``"raise"`` DuplicateError, or ``"return"`` the holder
+    ``idempotency_key`` one job of the kind, ever: a later enqueue returns the first one
+    ``process_in``      not before this delay has passed: a timedelta, or seconds, 0 or more
+    ``process_at``      not before this time: an aware datetime; not with ``process_in``
+    ``deadline``        discard the job if it has not ended by then: an aware datetime
     ``max_attempts``    how many runs the job may have, 1 … 1,000,000
-    ``timeout``         how long one run may take: a timedelta, or seconds, more than zero
+    ``timeout``         how long one run may take: a timedelta, or seconds, more than 0
     ``tenant``          whom the job is for; a label
     ``trace_id``        the trace that the job belongs to; a label
     ``headers``         str to str, for what travels beside the arguments
-    =================== ==============================================================================
+    =================== ===================================================================
     """
 
     queue: str | None
@@ -94,8 +94,7 @@ def with_options(fields: CheckedOptions, options: Mapping[str, object] | Options
 
 def check_options(options: Mapping[str, object] | Options) -> CheckedOptions:
     """Every option checked and brought into the form that is stored."""
-    given = cast("Mapping[str, object]", options)
-    return {name: _check(name, value) for name, value in given.items() if value is not None}
+    return {name: _check(name, value) for name, value in options.items() if value is not None}
 
 
 def check_name(name: str, value: object) -> str:

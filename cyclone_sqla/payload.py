@@ -1,7 +1,7 @@
 """What JSON can hold and give back unchanged: where a value would be lost, and the path to it.
 
-Nothing here knows about actions; a *path* is a tuple of steps (a key, an index, a field name), a *fault*
-is a path with the reason.
+Nothing here knows about actions. A *path* is a tuple of steps (a key, an index, a field name), a
+*fault* is a path with the reason.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import dataclasses
 import math
 import reprlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from types import NoneType
@@ -49,24 +49,25 @@ class Fault(NamedTuple):
         return PayloadError(kind, path_text(self.path), self.reason)
 
 
-def check_json(value: object, kind: str) -> str:
+def check_json(kind: str, value: object) -> str:
     """The JSON text of arguments for an action whose code is not at hand.
 
-    ``value`` maps parameter names to plain JSON values: str, int, float, bool, None, list, and dict with
-    str keys. Anything else would arrive as something else, and is a PayloadError with the path.
+    ``value`` maps parameter names to plain JSON values: str, int, float, bool, None, list, and dict
+    with str keys. Anything else would arrive as something else: a PayloadError with its path.
     """
-    if not isinstance(value, Mapping):
-        raise PayloadError(kind, "", not_a_mapping(value))
-    arguments = dict(cast("Mapping[object, object]", value))
+    arguments = as_arguments(kind, value)
     fault = find_fault(arguments, not_plain_json)
     if fault is not None:
         raise fault.error(kind)
     return to_json(arguments).decode()
 
 
-def not_a_mapping(value: object) -> str:
-    """What is wrong with arguments that are no mapping."""
-    return f"the arguments must be a mapping of parameter names, not {type(value).__name__}"
+def as_arguments(kind: str, value: object) -> dict[str, Any]:
+    """A mapping as a dict, its keys not checked yet. PayloadError for anything else."""
+    if isinstance(value, Mapping):
+        return dict(cast("Mapping[str, Any]", value))
+    reason = f"the arguments must map parameter names to values, not be a {type(value).__name__}"
+    raise PayloadError(kind, "", reason)
 
 
 def check_size(kind: str, text: str, limit: int) -> None:
@@ -139,7 +140,7 @@ def fields_of(value: object) -> dict[str, object]:
 
 
 def locate(value: object, labels: tuple[object, ...]) -> Path:
-    """The steps among a validator's labels that lead into the value; others name members of unions."""
+    """Those of a validator's labels that lead into the value; others name members of unions."""
     path: list[object] = []
     for label in labels:
         for step, part in _parts(value):
@@ -163,8 +164,7 @@ def not_storable(value: object) -> str | None:
 
 def not_plain_json(value: object) -> str | None:
     """Why this leaf or container is not plain JSON; None if it is."""
-    plain = type(value) in (str, int, float, bool, NoneType, list)
-    if plain or type(value) is dict:
+    if type(value) in (str, int, float, bool, NoneType, list, dict):
         return not_storable(value) or _odd_key(value)
     return (
         f"is a {type(value).__name__}; without the action's code only plain JSON can be sent: "
@@ -189,8 +189,9 @@ def difference(sent: object, back: object) -> Fault | None:
     """Where what comes back from JSON is not what was sent; None if it is the same.
 
     Stricter than ``==``: a bool is no int, ``-0.0`` is not ``0.0``, ``Decimal("1.0")`` is not
-    ``Decimal("1.00")``, and two datetimes need the same wall time and the same offset. A value may be of a
-    subclass of the arriving type (a ``StrEnum`` may arrive as its str): that is all its annotation promises.
+    ``Decimal("1.00")``, and two datetimes need the same wall time and the same offset. A value may
+    be of a subclass of the arriving type: the annotation promises no more (a ``StrEnum`` given for
+    a ``str`` arrives as its str).
     """
     if sent is back:
         return None
@@ -220,15 +221,15 @@ def _compare_decimals(sent: object, back: Decimal) -> Fault | None:
 
 
 def _compare_floats(sent: object, back: float) -> Fault | None:
-    if isinstance(sent, float) or type(sent) is int:
-        if sent == back and math.copysign(1, sent) == math.copysign(1, back):
-            return None
+    # An int may arrive as the equal float; one that has no equal float is refused here.
+    if isinstance(sent, float | int) and type(sent) is not bool and sent == back:
+        return None if math.copysign(1, sent) == math.copysign(1, back) else _changed(sent, back)
     return _changed(sent, back)
 
 
 def _compare_times(sent: object, back: datetime | time) -> Fault | None:
-    # `==` between zones is always False around a change of the clocks, and converting to UTC overflows
-    # in year 1: compare what the wall clock shows, and its offset.
+    # `==` between zones is always False around a change of the clocks, and converting to UTC
+    # overflows in year 1: compare what the wall clock shows, and its offset.
     if not isinstance(sent, datetime | time) or not isinstance(sent, type(back)):
         return _changed(sent, back)
     if sent.replace(tzinfo=None) != back.replace(tzinfo=None):
@@ -238,11 +239,15 @@ def _compare_times(sent: object, back: datetime | time) -> Fault | None:
     return None
 
 
+def _compare_deques(sent: Any, back: Any) -> Fault | None:
+    if isinstance(sent, type(back)) and sent.maxlen != back.maxlen:
+        return Fault((), "is a deque whose maxlen would be lost")
+    return _compare_sequences(sent, back)
+
+
 def _compare_sequences(sent: Any, back: Any) -> Fault | None:
     if not isinstance(sent, type(back)) or len(sent) != len(back):
         return _changed(sent, back)
-    if isinstance(back, deque) and sent.maxlen != back.maxlen:
-        return Fault((), "is a deque whose maxlen would be lost")
     for index, (one, other) in enumerate(zip(sent, back, strict=True)):
         fault = difference(one, other)
         if fault is not None:
@@ -270,7 +275,7 @@ def _compare_keys(key: object, arrived: dict[object, object]) -> Fault | None:
     return Fault((), "would be lost, or arrive under another key")
 
 
-def _compare_sets(sent: Any, back: Set[object]) -> Fault | None:
+def _compare_sets(sent: Any, back: Any) -> Fault | None:
     if not isinstance(sent, type(back)) or len(sent) != len(back):
         return _changed(sent, back)
     given = {element: element for element in sent}
@@ -281,11 +286,12 @@ def _compare_sets(sent: Any, back: Set[object]) -> Fault | None:
 
 
 def _compare_objects(sent: Any, back: Any) -> Fault | None:
-    if type(sent) is not type(back):
+    kind: Any = type(back)
+    if type(sent) is not kind:
         return _changed(sent, back)
     if fields_of(back):
         return _compare_mappings(fields_of(sent), fields_of(back))
-    if type(back).__eq__ is object.__eq__ and hasattr(back, "__dict__"):
+    if kind.__eq__ is object.__eq__ and hasattr(back, "__dict__"):
         return _compare_mappings(vars(sent), vars(back))
     return None if sent == back else _changed(sent, back)
 
@@ -312,7 +318,7 @@ _COMPARISONS: dict[type, _Comparison] = {
     time: _compare_times,
     list: _compare_sequences,
     tuple: _compare_sequences,
-    deque: _compare_sequences,
+    deque: _compare_deques,
     dict: _compare_mappings,
     set: _compare_sets,
     frozenset: _compare_sets,

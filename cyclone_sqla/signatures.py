@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -21,7 +20,7 @@ _FIRST = (*_POSITIONAL, inspect.Parameter.VAR_POSITIONAL)
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a caller passes to an action: its parameters without the Context, annotations resolved."""
+    """What a caller passes to an action: parameters without the Context, annotations resolved."""
 
     parameters: tuple[inspect.Parameter, ...]
     takes_context: bool
@@ -35,7 +34,7 @@ class UnresolvedError(Exception):
 def read_signature(kind: str, fn: Callable[..., Any], names: Mapping[str, Any]) -> Signature:
     """The signature of ``fn``; ``names`` are local names that its annotations may use.
 
-    Raises RegistrationError for what cannot be an action, UnresolvedError for what cannot be said yet.
+    RegistrationError for what can't be an action, UnresolvedError for what can't be said yet.
     """
     try:
         signature = inspect.signature(fn)
@@ -82,7 +81,7 @@ def own_name(fn: object) -> str | None:
 
 
 def implementation(fn: Any) -> Callable[..., Any]:
-    """The function whose module the annotations belong to, under partials, methods and decorators."""
+    """The function whose module the annotations belong to, beneath partials and decorators."""
     if isinstance(fn, functools.partial):
         return implementation(fn.func)
     if inspect.isfunction(fn) or inspect.ismethod(fn) or inspect.isbuiltin(fn):
@@ -92,9 +91,7 @@ def implementation(fn: Any) -> Callable[..., Any]:
 
 def is_async(fn: Any) -> bool:
     """Whether calling it gives a coroutine. A plain function that hands one on is not seen here."""
-    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(
-        getattr(type(fn), "__call__", None)
-    )
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)
 
 
 def enclosing_names(fn: object) -> dict[str, Any]:
@@ -102,7 +99,7 @@ def enclosing_names(fn: object) -> dict[str, Any]:
     code = implementation(fn)
     qualname, module = getattr(code, "__qualname__", ""), getattr(code, "__globals__", None)
     names: dict[str, Any] = {}
-    frame: types.FrameType | None = sys._getframe(1) if "." in qualname else None
+    frame = inspect.currentframe() if "." in qualname else None
     while frame is not None:
         inside = qualname.startswith(frame.f_code.co_qualname + ".")
         if inside and frame.f_globals is module:
@@ -112,7 +109,7 @@ def enclosing_names(fn: object) -> dict[str, Any]:
 
 
 class _Resolver:
-    """Turns annotations into types, with the names of the function's module and of where it was defined."""
+    """Turns annotations into types, by the names of the function's module and surroundings."""
 
     def __init__(self, kind: str, fn: Any, names: Mapping[str, Any]) -> None:
         self._kind = kind
@@ -154,8 +151,8 @@ def _refuse_missing_annotations(kind: str, parameters: list[inspect.Parameter]) 
         )
     if missing:
         raise RegistrationError(
-            f"{kind}: parameter {missing[0]!r} has no annotation, so its argument could not be checked "
-            "or brought back as it was; annotate it (under a decorator: use functools.wraps)"
+            f"{kind}: parameter {missing[0]!r} has no annotation, so its argument could not be "
+            "checked or brought back; annotate it (under a decorator: use functools.wraps)"
         )
 
 
@@ -168,6 +165,6 @@ def _without_context(
     if members(first.annotation) == [Context] and first.kind in _POSITIONAL:
         return True, parameters[1:]
     raise RegistrationError(
-        f"{kind}: first parameter {first.name!r} is annotated {name_of(first.annotation)}; type checkers "
-        "take it for the Context. Put `ctx: Context` before it or make it keyword-only"
+        f"{kind}: first parameter {first.name!r} is annotated {name_of(first.annotation)}; type "
+        "checkers take it for the Context. Put `ctx: Context` before it or make it keyword-only"
     )
