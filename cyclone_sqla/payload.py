@@ -286,14 +286,15 @@ def _compare_sets(sent: Any, back: Any) -> Fault | None:
 
 
 def _compare_objects(sent: Any, back: Any) -> Fault | None:
-    kind: Any = type(back)
-    if type(sent) is not kind:
+    if type(sent) is not type(back):
         return _changed(sent, back)
     if fields_of(back):
         return _compare_mappings(fields_of(sent), fields_of(back))
-    if kind.__eq__ is object.__eq__ and hasattr(back, "__dict__"):
+    if sent == back:
+        return None
+    if getattr(back, "__dict__", None):  # a class without __eq__ is compared by what it holds
         return _compare_mappings(vars(sent), vars(back))
-    return None if sent == back else _changed(sent, back)
+    return _changed(sent, back)
 
 
 def _changed(sent: object, back: object) -> Fault:
