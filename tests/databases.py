@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Engine, create_engine, make_url
 
-from cyclone_sqla.models import Base
+from cyclone_sqla.migrations import upgrade
 from tests.servers.postgres import Postgres
 
 
@@ -48,7 +48,7 @@ def install_schema(url: str) -> None:
     """Create our tables in the database at `url`."""
     engine = create_engine(url)
     with engine.begin() as connection:
-        Base.metadata.create_all(connection)
+        upgrade(connection)
     engine.dispose()
 
 
@@ -58,7 +58,7 @@ def postgresql_template(server: Postgres) -> Iterator[str]:
     name = _new_name("template")
     server.create_database(name)
     try:
-        install_schema(server.url(name))
+        migrate_database(server.url(name))
         server.close_database(name)
         yield name
     finally:
@@ -80,11 +80,7 @@ def postgresql_copy(server: Postgres, template: str) -> Iterator[Database]:
 def sqlite_template(directory: Path) -> Path:
     """A file in WAL mode with our tables, to be copied."""
     path = directory / "template.db"
-    engine = create_engine(f"sqlite:///{path}")
-    with engine.connect() as connection:
-        connection.exec_driver_sql("PRAGMA journal_mode=WAL")
-    engine.dispose()
-    install_schema(f"sqlite:///{path}")
+    migrate_database(f"sqlite:///{path}")
     return path
 
 
