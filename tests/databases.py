@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Engine, create_engine, make_url
 
-from cyclone_sqla.migrations import upgrade
+from cyclone_sqla.migrations import migrate_database
 from tests.servers.postgres import Postgres
 
 
@@ -42,14 +42,6 @@ class Database:
         """Close the connections of all engines."""
         for engine in self._engines:
             engine.dispose()
-
-
-def install_schema(url: str) -> None:
-    """Create our tables in the database at `url`."""
-    engine = create_engine(url)
-    with engine.begin() as connection:
-        upgrade(connection)
-    engine.dispose()
 
 
 @contextmanager
