@@ -190,7 +190,8 @@ class Executor:
         if self._waiting.pop(run.key, None) is None:
             return False
         run.begin()
-        self._watchdog.watch(run)
+        if run.limit is not None:
+            self._watchdog.watch(run, run.limit)
         return True
 
     def _give_back(self, run: Run) -> None:
@@ -199,7 +200,8 @@ class Executor:
 
     def _finish(self, run: Run, outcome: Outcome) -> None:
         run.task = None
-        self._watchdog.forget(run)
+        if run.limit is not None:
+            self._watchdog.forget(run)
         self._report(Finished(run.job, outcome, monotonic() - run.started))
         # Only now, so that at every moment the job is among the running or the finished ones.
         self._runs.pop(run.key, None)

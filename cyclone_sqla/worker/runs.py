@@ -104,6 +104,7 @@ class Run:
         "handed_in",
         "interruptions",
         "job",
+        "key",
         "limit",
         "started",
         "task",
@@ -111,6 +112,8 @@ class Run:
 
     def __init__(self, job: ClaimedJob, action: Runnable) -> None:
         self.job = job
+        # With the lease: a job may be claimed anew by the worker whose old run still lives.
+        self.key = (job.id, job.lease)
         self.action = action
         self.ctx = Context(job, JobLog(log, log_fields(job))) if action.takes_context else None
         self.interruptions: tuple[Interruption, ...] = ()
@@ -122,9 +125,11 @@ class Run:
     def begin(self) -> None:
         """The clock of the run starts, just before its action is called."""
         self.started = monotonic()
-        self.limit = min(self._limits(), default=None)
-        if self.job.expired or (self.limit is not None and self.limit.at <= self.started):
+        self.limit = self._earliest_limit()
+        if self.job.expired:
             self.interrupt(Interruption.EXPIRED)
+        elif self.limit is not None and self.limit.at <= self.started:
+            self.interrupt(self.limit.meaning)
 
     def call(self) -> Any:
         """What the action returns: of an async one, its awaitable. Raises whatever it raises."""
@@ -157,11 +162,6 @@ class Run:
         return True
 
     @property
-    def key(self) -> tuple[int, int]:
-        """Job and lease: a job may be claimed anew by the worker whose old run still lives."""
-        return self.job.id, self.job.lease
-
-    @property
     def interruption(self) -> Interruption | None:
         """Why the run was first asked to stop; None if it was not."""
         return self.interruptions[0] if self.interruptions else None
@@ -171,13 +171,16 @@ class Run:
         """How long the run may take: what the job says, else what the action says."""
         return self.job.timeout if self.job.timeout is not None else self.action.timeout
 
-    def _limits(self) -> list[Limit]:
+    def _earliest_limit(self) -> Limit | None:
+        timeout, left = self.timeout, self.job.time_left
+        if timeout is None and left is None:
+            return None
         limits: list[Limit] = []
-        if (timeout := self.timeout) is not None:
+        if timeout is not None:
             limits.append(Limit(self.started + timeout.total_seconds(), Interruption.TIMED_OUT))
-        if (left := self.job.time_left) is not None:
+        if left is not None:
             limits.append(Limit(self.handed_in + left.total_seconds(), Interruption.EXPIRED))
-        return limits
+        return min(limits)
 
     def _arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
         try:

@@ -29,14 +29,12 @@ class Watchdog:
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def watch(self, run: Run) -> None:
-        """From now on; runs without a limit are none of its business."""
-        if run.limit is None:
-            return
-        self._runs[run.key] = (run, run.limit)
+    def watch(self, run: Run, limit: Limit) -> None:
+        """Interrupt the run when its limit comes, unless it is forgotten before."""
+        self._runs[run.key] = (run, limit)
         if self._thread is None:
             self._start()
-        if run.limit.at < self._looks_at:
+        if limit.at < self._looks_at:
             self._wake.put(True)
 
     def forget(self, run: Run) -> None:

@@ -1,0 +1,336 @@
+"""The application's handle: its actions, its database, and enqueue."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, overload
+
+import sqlalchemy as sa
+from sqlalchemy import Connection, Engine
+from sqlalchemy.orm import Session
+from typing_extensions import Unpack
+
+from cyclone_sqla import operations
+from cyclone_sqla.actions import Action, ActionDecorator, Registry
+from cyclone_sqla.backoff import BackoffPolicy, Duration
+from cyclone_sqla.binding import AsyncTarget, SyncTarget, run
+from cyclone_sqla.clock import Clock, DatabaseClock
+from cyclone_sqla.context import Context
+from cyclone_sqla.dialects import Dialect, HintMode, dialect_of
+from cyclone_sqla.errors import ConfigurationError, JobNotFoundError, SchemaError
+from cyclone_sqla.job_spec import JobRef, JobSpec, OnDuplicate
+from cyclone_sqla.models import Job, job_class
+from cyclone_sqla.options import Options, build_spec
+from cyclone_sqla.payload import check_json, check_size
+from cyclone_sqla.urls import masked, parsed
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+MAX_PAYLOAD = 1024 * 1024
+"""How large a job's arguments may be unless the application says otherwise, in bytes of JSON."""
+
+Database: TypeAlias = "str | sa.URL | Engine | Any"
+"""A URL, an Engine or AsyncEngine, a (async_)sessionmaker, or a callable that returns one of these."""
+
+
+class Cyclone:
+    """The queue of one application.
+
+    ``database`` is where its workers find the jobs: a URL, an Engine, an AsyncEngine, a sessionmaker, or a
+    callable that returns one of these; it may be given later, by assigning to :attr:`database`. Enqueue
+    does not need it: a job goes where its caller's transaction goes.
+
+    ``schema`` is the database schema of the queue's tables, None for the connection's default one.
+    ``instance`` is stored with every job as its origin. ``max_payload`` bounds a job's arguments, in bytes of
+    JSON. ``hints`` says whether workers are told of new jobs: after the commit (True), not at all (False:
+    they find them by polling), or ``"transaction"`` (PostgreSQL only: a NOTIFY inside the caller's
+    transaction, which makes committing transactions queue up). ``hint_url`` is a way to the database for
+    the hints' own connection, where the application's engine can't be copied.
+    """
+
+    def __init__(
+        self,
+        database: Database | None = None,
+        *,
+        schema: str | None = None,
+        instance: str | None = None,
+        max_payload: int = MAX_PAYLOAD,
+        hints: HintMode = True,
+        hint_url: str | sa.URL | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.database = database
+        self.schema = schema
+        self.instance = instance
+        self.max_payload = max_payload
+        self.hints = hints
+        self.hint_url = parsed(hint_url) if isinstance(hint_url, str) else hint_url
+        self.clock = clock or DatabaseClock()
+        self.registry = Registry()
+        self.job_class = job_class(schema)
+        self._dialects: dict[str, Dialect] = {}
+        self._checked: weakref.WeakSet[sa.Dialect] = weakref.WeakSet()
+
+    # ---- actions -----------------------------------------------------------------------------------------
+
+    @overload
+    def action(self, fn: Callable[Concatenate[Context, P], R], /) -> Action[P, R]: ...
+    @overload
+    def action(self, fn: Callable[P, R], /) -> Action[P, R]: ...
+    @overload
+    def action(
+        self,
+        /,
+        *,
+        kind: str | None = None,
+        queue: str = "default",
+        priority: int = 0,
+        max_attempts: int = 25,
+        timeout: timedelta | float | None = None,
+        backoff: BackoffPolicy | Callable[[int], Duration] | Duration | None = None,
+        retry_on: Sequence[type[BaseException]] = (),
+        discard_on: Sequence[type[BaseException]] = (),
+    ) -> ActionDecorator: ...
+    def action(self, fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+        """Register a function as the action of a kind of job.
+
+        ``kind`` is the stored name, by default the function's own: keep it when you rename the function.
+        ``max_attempts``, ``timeout`` (a timedelta, or seconds), ``queue`` and ``priority`` are defaults that
+        an enqueue can override. ``backoff`` says how long a failed attempt waits. With ``retry_on`` only
+        these exceptions are retried; those of ``discard_on`` never are.
+
+        Raises RegistrationError for a function that cannot be an action.
+        """
+        if fn is not None:
+            return self._register(fn, options)
+        return lambda fn: self._register(fn, options)
+
+    def _register(self, fn: Callable[..., Any], options: Mapping[str, Any]) -> Action[..., Any]:
+        action: Action[..., Any] = Action(fn, producer=self, **options)
+        self.registry.add(action)
+        return action
+
+    def check(self) -> None:
+        """Resolve the annotations of every action; raise RegistrationError with all that is wrong.
+
+        Workers do this at start. One call in a test finds a bad signature before production does.
+        """
+        self.registry.check()
+
+    # ---- enqueue ------------------------------------------------------------------------------------------
+
+    @overload
+    def enqueue(
+        self,
+        target: SyncTarget,
+        kind: str,
+        arguments: Mapping[str, Any],
+        /,
+        **options: Unpack[Options],
+    ) -> JobRef: ...
+    @overload
+    def enqueue(
+        self,
+        target: AsyncTarget,
+        kind: str,
+        arguments: Mapping[str, Any],
+        /,
+        **options: Unpack[Options],
+    ) -> Coroutine[Any, Any, JobRef]: ...
+    def enqueue(
+        self,
+        target: SyncTarget | AsyncTarget,
+        kind: str,
+        arguments: Mapping[str, Any],
+        /,
+        **options: Unpack[Options],
+    ) -> JobRef | Coroutine[Any, Any, JobRef]:
+        """Enqueue by name: for a producer that does not have the action's code.
+
+        If the kind is registered here, the arguments are checked against its action and its defaults
+        apply; otherwise they must be plain JSON values.
+
+        Raises PayloadError, InvalidJobError, DuplicateError, TransactionError, SchemaError.
+        """
+        return self.enqueue_spec(target, self._spec_by_name(kind, arguments, options))
+
+    def _spec_by_name(self, kind: str, arguments: Mapping[str, Any], options: Options) -> JobSpec:
+        action = self.registry.find(kind)
+        if action is not None:
+            return build_spec(kind, action.encode_raw(arguments), action.defaults, options)
+        return build_spec(kind, check_json(arguments, kind), {}, options)
+
+    @overload
+    def enqueue_many(
+        self,
+        target: SyncTarget,
+        jobs: Iterable[JobSpec],
+        /,
+        *,
+        on_duplicate: OnDuplicate | None = None,
+    ) -> list[JobRef]: ...
+    @overload
+    def enqueue_many(
+        self,
+        target: AsyncTarget,
+        jobs: Iterable[JobSpec],
+        /,
+        *,
+        on_duplicate: OnDuplicate | None = None,
+    ) -> Coroutine[Any, Any, list[JobRef]]: ...
+    def enqueue_many(
+        self,
+        target: SyncTarget | AsyncTarget,
+        jobs: Iterable[JobSpec],
+        /,
+        *,
+        on_duplicate: OnDuplicate | None = None,
+    ) -> list[JobRef] | Coroutine[Any, Any, list[JobRef]]:
+        """Enqueue many jobs in one step; the answer to the i-th job is the i-th JobRef.
+
+        ``on_duplicate`` overrides what the jobs themselves say. With "raise" it is all or nothing: nothing
+        is inserted and DuplicateError lists every offending input. With "return" a duplicate's JobRef has
+        ``created=False`` and names the holder.
+        """
+        specs = [self._sized(spec) for spec in jobs]
+        if on_duplicate is not None:
+            specs = [dataclasses.replace(spec, on_duplicate=on_duplicate) for spec in specs]
+
+        def work(connection: Connection, session: Session | None) -> list[JobRef]:
+            if not specs:
+                return []
+            dialect = self._dialect_for(connection)
+            refs = operations.enqueue_many(connection, dialect, specs, self.instance)
+            self._hint(connection, session, refs)
+            return refs
+
+        return run(target, work, self.job_class)
+
+    @overload
+    def enqueue_spec(self, target: SyncTarget, spec: JobSpec, /) -> JobRef: ...
+    @overload
+    def enqueue_spec(self, target: AsyncTarget, spec: JobSpec, /) -> Coroutine[Any, Any, JobRef]: ...
+    def enqueue_spec(
+        self, target: SyncTarget | AsyncTarget, spec: JobSpec, /
+    ) -> JobRef | Coroutine[Any, Any, JobRef]:
+        """Enqueue a job that :meth:`Action.job` made."""
+        self._sized(spec)
+
+        def work(connection: Connection, session: Session | None) -> JobRef:
+            dialect = self._dialect_for(connection)
+            ref = operations.enqueue(connection, dialect, spec, self.instance)
+            self._hint(connection, session, [ref])
+            return ref
+
+        return run(target, work, self.job_class)
+
+    def _sized(self, spec: JobSpec) -> JobSpec:
+        if not isinstance(spec, JobSpec):
+            raise TypeError(
+                f"enqueue_many takes jobs made by action.job(…), not {type(spec).__name__}"
+            )
+        check_size(spec.kind, spec.arguments, self.max_payload)
+        return spec
+
+    def _hint(
+        self, connection: Connection, session: Session | None, refs: Sequence[JobRef]
+    ) -> None:
+        """Tell workers after the commit, of jobs that are new."""
+        queues = {ref.queue for ref in refs if ref.created}
+        if queues:
+            dialect = self.dialect(connection.dialect.name)
+            dialect.tell_workers(connection, session, queues, mode=self.hints, url=self.hint_url)
+
+    # ---- look ---------------------------------------------------------------------------------------------
+
+    @overload
+    def get(self, target: SyncTarget, job_id: int, /) -> Job: ...
+    @overload
+    def get(self, target: AsyncTarget, job_id: int, /) -> Coroutine[Any, Any, Job]: ...
+    def get(
+        self, target: SyncTarget | AsyncTarget, job_id: int, /
+    ) -> Job | Coroutine[Any, Any, Job]:
+        """The job as it is now, read in the target's transaction.
+
+        From a Session it is one of its objects; from a Connection it belongs to no session. Raises
+        JobNotFoundError.
+        """
+        if isinstance(job_id, bool) or not isinstance(job_id, int):
+            raise TypeError(f"a job id is an int, not {type(job_id).__name__}")
+
+        def work(connection: Connection, session: Session | None) -> Job:
+            if session is None:
+                with Session(connection, join_transaction_mode="rollback_only") as reader:
+                    job = self._read(reader, job_id)
+                    reader.expunge(job)
+                    return job
+            return self._read(session, job_id)
+
+        return run(target, work, self.job_class)
+
+    def _read(self, session: Session, job_id: int) -> Job:
+        with session.no_autoflush:
+            job = session.get(self.job_class, job_id, populate_existing=True)
+        if job is None:
+            raise JobNotFoundError(f"there is no job {job_id} in this database")
+        return job
+
+    # ---- database -----------------------------------------------------------------------------------------
+
+    @property
+    def url(self) -> sa.URL | None:
+        """The URL of the application's database; None if it has not been given."""
+        resolved = self.resolve_database()
+        return resolved.url if isinstance(resolved, Engine) else resolved
+
+    def resolve_database(self) -> Engine | sa.URL | None:
+        """The application's database as a synchronous Engine or a URL."""
+        return _resolve(self.database)
+
+    def dialect(self, name: str) -> Dialect:
+        """This application's statements for SQLAlchemy's name of a database, built once."""
+        if name not in self._dialects:
+            self._dialects[name] = dialect_of(name, self.schema, self.clock)
+        return self._dialects[name]
+
+    def _dialect_for(self, connection: Connection) -> Dialect:
+        dialect = self.dialect(connection.dialect.name)
+        if connection.dialect not in self._checked:
+            self._require_tables(connection, dialect)
+            self._checked.add(connection.dialect)
+        return dialect
+
+    def _require_tables(self, connection: Connection, dialect: Dialect) -> None:
+        if dialect.has_tables(connection):
+            return
+        where = f" (schema {self.schema!r})" if self.schema else ""
+        raise SchemaError(
+            f"{masked(connection.engine.url)}{where} has no {dialect.tables.job.name} table: run "
+            "`cyclone-sqla migrate` on it, or enqueue in a transaction of the database that has it"
+        )
+
+
+def _resolve(database: Any) -> Engine | sa.URL | None:
+    if database is None or isinstance(database, Engine | sa.URL):
+        return database
+    if isinstance(database, str):
+        return parsed(database)
+    engine = getattr(database, "sync_engine", None)
+    if isinstance(engine, Engine):
+        return engine
+    bind = getattr(database, "kw", {}).get("bind")
+    if bind is not None:
+        return _resolve(bind)
+    if callable(database) and not hasattr(database, "kw"):
+        return _resolve(database())
+    raise ConfigurationError(
+        "database: give a URL, an Engine or AsyncEngine, a sessionmaker with a bind, or a callable that "
+        f"returns one of these, not {type(database).__name__}"
+    )
+
+

@@ -1,0 +1,349 @@
+"""PostgreSQL 14 and later: row locks that others step over, one statement per step."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import BigInteger, Connection, Engine, Text, bindparam, event, func, select
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.dialects.postgresql import insert as pg_insert
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from cyclone_sqla.dialects.base import Dialect, HintMode, WorkerConnection
+from cyclone_sqla.errors import ConfigurationError, TransactionError
+from cyclone_sqla.hint_senders import (
+    hint_engine,
+    notify_channel,
+    notify_in_transaction,
+    notify_sender,
+)
+from cyclone_sqla.hints import HintSender
+from cyclone_sqla.models import (
+    HOLDS_UNIQUE_KEY,
+    IS_AVAILABLE,
+    Duration,
+    JsonText,
+    Timestamp,
+)
+from cyclone_sqla.settings import DEFAULT_SETTINGS, WorkerSettings
+from cyclone_sqla.statements import Columns, predicate
+from cyclone_sqla.urls import worker_url
+
+OLDEST_VERSION = (14,)
+
+_PASSING = {"40001", "40P01", "55P03"}
+"""Serialization failure, deadlock victim, lock not available: run the transaction again."""
+
+
+class PostgresSyntax:
+    """PostgreSQL's own words."""
+
+    def now(self) -> sa.ColumnElement[Any]:
+        """A scalar sub-select: an index condition, where the bare function would be a filter.
+
+        Beside 300,000 scheduled jobs that is the difference between 0.02 ms and 58 ms.
+        """
+        given = bindparam("now", type_=Timestamp())
+        return select(func.coalesce(given, func.clock_timestamp(), type_=Timestamp())).scalar_subquery()
+
+    def rows(self, name: str, columns: Columns) -> sa.FromClause:
+        arrays = [
+            sa.cast(bindparam(f"{name}_{column}", type_=ARRAY(type_)), ARRAY(type_))
+            for column, type_ in _plain(columns).items()
+        ]
+        typed = [sa.column(column, type_) for column, type_ in columns.items()]
+        return func.unnest(*arrays).table_valued(*typed, name=name).render_derived()
+
+    def bind(self, name: str, columns: Columns, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        lists: Sequence[Sequence[Any]] = list(zip(*rows, strict=True)) or [()] * len(columns)
+        return {
+            f"{name}_{column}": list(values) for column, values in zip(columns, lists, strict=True)
+        }
+
+    def json(self, text: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+        return sa.cast(text, JsonText())
+
+    def locked(self, picked: sa.Select[Any], job: sa.FromClause, name: str) -> sa.FromClause:
+        """FOR NO KEY UPDATE: a row that an application's foreign key refers to is not hidden by that."""
+        locking = picked.with_for_update(of=job, skip_locked=True, key_share=True)
+        return locking.cte(name).prefix_with("MATERIALIZED")
+
+    def insert_unless_held(self, job: sa.Table, source: sa.Select[Any]) -> Any:
+        return (
+            pg_insert(job)
+            .from_select(list(source.selected_columns.keys()), source)
+            .on_conflict_do_nothing(
+                index_elements=[job.c.kind, job.c.unique_key], index_where=sa.text(HOLDS_UNIQUE_KEY)
+            )
+        )
+
+
+class PostgresDialect(Dialect):
+    """The engine that this library is built for."""
+
+    name = "postgresql"
+    notifies = True
+    syntax = PostgresSyntax()
+
+    def now(self) -> datetime | None:
+        return self.clock.now()
+
+    def refuse_unfit(self, connection: Connection) -> None:
+        if getattr(connection.connection.dbapi_connection, "autocommit", False):
+            raise TransactionError(
+                "This connection is in AUTOCOMMIT: the job would be committed, and could run, before "
+                "your own writes are. Enqueue in a transaction (an engine or connection without "
+                'isolation_level="AUTOCOMMIT").'
+            )
+
+    def has_tables(self, connection: Connection) -> bool:
+        name = connection.dialect.identifier_preparer.format_table(self.tables.job)
+        return connection.scalar(select(func.to_regclass(name))) is not None
+
+    def enqueueing(self, connection: Connection) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def conflict_guard(self, connection: Connection) -> AbstractContextManager[Any]:
+        """Outside READ COMMITTED a conflict with a row that the snapshot can't see is error 40001.
+
+        A savepoint of the Core connection keeps the rest of the transaction usable, and unlike one of
+        the Session it flushes nothing.
+        """
+        if _isolation_of(connection) in ("READ COMMITTED", "READ UNCOMMITTED"):
+            return nullcontext()
+        return connection.begin_nested()
+
+    def draw_ids(self, connection: Connection, count: int) -> list[int]:
+        table = connection.dialect.identifier_preparer.format_table(self.tables.job)
+        return sorted(connection.scalars(_DRAW_IDS, {"table": table, "count": count}))
+
+    def take_idempotency_key(self, connection: Connection, values: Mapping[str, Any]) -> bool:
+        return connection.execute(self._take_key, values).first() is not None
+
+    def hint_sender(self, engine: Engine, url: sa.URL | None) -> HintSender:
+        return notify_sender(engine if url is None else hint_engine(worker_url(url)))
+
+    def tell_workers(
+        self,
+        connection: Connection,
+        session: Session | None,
+        queues: Collection[str],
+        *,
+        mode: HintMode,
+        url: sa.URL | None,
+    ) -> None:
+        if mode == "transaction":
+            notify_in_transaction(connection, notify_channel(self.schema), queues)
+        else:
+            super().tell_workers(connection, session, queues, mode=mode, url=url)
+
+    def worker_engine(
+        self, database: Engine | sa.URL, settings: WorkerSettings = DEFAULT_SETTINGS
+    ) -> Engine:
+        pool: dict[str, Any] = {"pool_size": 5, "max_overflow": 2}
+        if isinstance(database, sa.URL) or database.dialect.driver != "psycopg":
+            url = database if isinstance(database, sa.URL) else database.url
+            engine = sa.create_engine(worker_url(url), **pool)
+        else:
+            engine = sa.create_engine(database.url, creator=_like(database), **pool)
+        if not settings.prepare:
+            event.listen(engine, "connect", _never_prepare)
+        return engine
+
+    def refuse_unfit_for_work(self, connection: Connection) -> None:
+        version = connection.dialect.server_version_info or (0,)
+        if version < OLDEST_VERSION:
+            raise ConfigurationError(
+                f"PostgreSQL {version[0]} is too old for a worker: it needs {OLDEST_VERSION[0]} or later"
+            )
+        if connection.scalar(select(func.pg_is_in_recovery())):
+            raise ConfigurationError(
+                "This server is a read-only standby: point the worker at the primary"
+            )
+
+    def hold(self, engine: Engine, settings: WorkerSettings) -> WorkerConnection:  # noqa: ARG002
+        return PostgresConnection(engine)
+
+    def claim(
+        self, connection: Connection, slots: Mapping[str, int], params: Mapping[str, Any]
+    ) -> list[sa.Row[Any]]:
+        wanted = self.syntax.bind("wanted", _WANTED, list(slots.items()))
+        given = {**params, **wanted, "kinds_kind": params["kinds"], "now": self.now()}
+        del given["kinds"]
+        return list(connection.execute(self._claim, given))
+
+    def is_passing(self, error: BaseException) -> bool:
+        state = sqlstate_of(error)
+        return state in _PASSING or (state == "23505" and "cyclone_job_admitted" in str(error))
+
+    # ---- statements ----------------------------------------------------------------------------------------
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._claim = self._build_claim()
+        key = self.tables.idempotency_key
+        self._take_key = (
+            pg_insert(key)
+            .values(
+                kind=bindparam("kind"),
+                key=bindparam("key"),
+                queue=bindparam("queue"),
+                created_at=self.sql.now(),
+            )
+            .on_conflict_do_nothing(index_elements=[key.c.kind, key.c.key])
+            .returning(key.c.kind)
+        )
+
+    def _build_claim(self) -> Any:
+        """All queues in one statement; for each, the first of every known kind, then the first of those.
+
+        The limit inside each kind is why a wall of jobs of kinds that this worker does not know costs
+        nothing. The picked ids go through an array: joined as a row source, their number is a guess of
+        the planner's, and a large guess makes it read the whole table.
+        """
+        job = self.tables.job.alias("candidate")
+        wanted = self.syntax.rows("wanted", _WANTED)
+        kinds = self.syntax.rows("kinds", {"kind": Text()})
+        of_kind = (
+            select(job.c.id, job.c.priority)
+            .where(
+                predicate(IS_AVAILABLE),
+                job.c.queue == wanted.c.queue,
+                job.c.kind == kinds.c.kind,
+            )
+            .order_by(job.c.priority, job.c.id)
+            .limit(wanted.c.slots)
+            .with_for_update(skip_locked=True, key_share=True)
+            .correlate(wanted, kinds)
+            .lateral("of_kind")
+        )
+        of_queue = (
+            select(of_kind.c.id)
+            .select_from(kinds.join(of_kind, sa.true()))
+            .order_by(of_kind.c.priority, of_kind.c.id)
+            .limit(wanted.c.slots)
+            .correlate(wanted)
+            .lateral("of_queue")
+        )
+        picked = (
+            select(of_queue.c.id)
+            .select_from(wanted.join(of_queue, sa.true()))
+            .where(self.sql.not_paused(wanted.c.queue))
+            .scalar_subquery()
+        )
+        target = self.tables.job
+        lease = self.tables.lease_sequence.next_value()
+        return (
+            sa.update(target)
+            .where(target.c.id == sa.any_(func.array(picked, type_=ARRAY(BigInteger))))
+            .values(self.sql.claim_values(lease))
+            .returning(*self.sql.claimed)
+        )
+
+
+_WANTED: Columns = {"queue": Text(), "slots": sa.Integer()}
+
+_DRAW_IDS = select(
+    func.nextval(func.pg_get_serial_sequence(bindparam("table", type_=Text()), "id"))
+).select_from(func.generate_series(1, bindparam("count", type_=sa.Integer())))
+
+
+class PostgresConnection(WorkerConnection):
+    """One connection in AUTOCOMMIT, so that prepared statements live and one statement is one round trip.
+
+    Transactions are begun by hand and pin READ COMMITTED, whatever the application's engine says.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._connection: Connection | None = None
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def step(self) -> Iterator[Connection]:
+        with self._lock:
+            if self._connection is None:
+                self._connection = self._engine.connect()
+            try:
+                yield self._connection
+            except BaseException:
+                self._drop()
+                raise
+
+    reading = step
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        with self.step() as connection:
+            connection.exec_driver_sql("BEGIN ISOLATION LEVEL READ COMMITTED")
+            yield connection
+            connection.exec_driver_sql("COMMIT")
+
+    def close(self) -> None:
+        with self._lock:
+            self._drop()
+
+    def _drop(self) -> None:
+        """After any error the connection is not used again: it may be lost, or of a demoted server."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.invalidate()
+            connection.close()
+
+
+def sqlstate_of(error: BaseException) -> str | None:
+    """The SQLSTATE of an error that came through SQLAlchemy from any driver; None if it has none."""
+    origin = error.orig if isinstance(error, DBAPIError) else error
+    for attribute in ("sqlstate", "pgcode"):
+        state = getattr(origin, attribute, None)
+        if isinstance(state, str):
+            return state
+    return None
+
+
+def _plain(columns: Columns) -> dict[str, sa.types.TypeEngine[Any]]:
+    """The types as array elements: what our decorators are on this database."""
+    plain: dict[type, sa.types.TypeEngine[Any]] = {
+        Timestamp: sa.DateTime(timezone=True),
+        Duration: sa.Interval(),
+    }
+    return {name: plain.get(type(type_), type_) for name, type_ in columns.items()}
+
+
+def _isolation_of(connection: Connection) -> str:
+    """The isolation level, asked of the driver: no round trip.
+
+    A level set by the application's own ``SET TRANSACTION`` is not seen.
+    """
+    level = getattr(connection.connection.dbapi_connection, "isolation_level", None)
+    if level is None:
+        return connection.dialect.default_isolation_level or "READ COMMITTED"
+    if isinstance(level, int) and not hasattr(level, "name"):  # psycopg2's numbers
+        return {1: "READ COMMITTED", 4: "READ UNCOMMITTED"}.get(level, "REPEATABLE READ")
+    return str(getattr(level, "name", level)).replace("_", " ").upper()
+
+
+def _never_prepare(connection: Any, _record: Any) -> None:
+    connection.prepare_threshold = None
+
+
+def _like(engine: Engine) -> Callable[[], Any]:
+    """Connect as the application's engine does, its ``connect_args`` and listeners included.
+
+    A twin of its pool connects, and the connection is taken out of the twin at once.
+    """
+    twin = engine.pool.recreate()
+
+    def connect() -> Any:
+        fairy = twin.connect()
+        connection = fairy.dbapi_connection
+        fairy.detach()
+        return connection
+
+    return connect

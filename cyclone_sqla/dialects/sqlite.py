@@ -1,0 +1,433 @@
+"""SQLite: one file in WAL mode, one writer, everything on one host.
+
+A write transaction owns the file, so there are no row locks to step over and ids are in commit order.
+The price is that every step queues for one lock: a worker spends transactions, not statements.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection, Engine, Text, bindparam, event, func, select
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import SingletonThreadPool, StaticPool
+
+from cyclone_sqla.dialects.base import Dialect, WorkerConnection
+from cyclone_sqla.errors import (
+    ConfigurationError,
+    DatabaseBusyError,
+    SnapshotError,
+    TransactionError,
+)
+from cyclone_sqla.hint_senders import local_sender
+from cyclone_sqla.hints import HintSender
+from cyclone_sqla.models import (
+    EPOCH,
+    HOLDS_UNIQUE_KEY,
+    IS_AVAILABLE,
+    LEASE_COUNTER,
+    MICROSECOND,
+    Duration,
+    Timestamp,
+)
+from cyclone_sqla.settings import DEFAULT_SETTINGS, WorkerSettings
+from cyclone_sqla.statements import Columns, predicate
+from cyclone_sqla.urls import worker_url
+
+log = logging.getLogger("cyclone_sqla.sqlite")
+
+OLDEST_VERSION = (3, 35, 0)
+"""RETURNING came with 3.35, UPDATE … FROM with 3.33."""
+
+_BROKEN = ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_CORRUPT")
+"""After these SQLite has rolled back by itself, which SQLAlchemy does not notice."""
+
+_safe_savepoints: weakref.WeakSet[sa.Dialect] = weakref.WeakSet()
+
+
+def begin_before_savepoints(engine: Engine) -> None:
+    """Make SAVEPOINT safe on an application's SQLite engine: call it once after ``create_engine()``.
+
+    Python's sqlite3 begins a transaction at the first write, not at a SAVEPOINT. A savepoint that comes
+    first *is* the transaction, and releasing it commits. With this, a BEGIN is sent before it. For an
+    AsyncEngine pass its ``sync_engine``.
+    """
+    if engine.dialect in _safe_savepoints:
+        return
+    _safe_savepoints.add(engine.dialect)
+    event.listen(engine, "savepoint", _begin)
+
+
+def _begin(connection: Connection, _name: str) -> None:
+    driver: Any = connection.connection.driver_connection
+    if not driver.in_transaction:
+        connection.exec_driver_sql("BEGIN")
+
+
+class SqliteSyntax:
+    """SQLite's own words."""
+
+    def now(self) -> sa.ColumnElement[Any]:
+        return bindparam("now", type_=Timestamp())
+
+    def rows(self, name: str, columns: Columns) -> sa.FromClause:
+        """Rows travel as one JSON parameter."""
+        given = func.json_each(bindparam(name, type_=Text())).table_valued("value", name=f"{name}_json")
+        fields = [
+            sa.type_coerce(func.json_extract(given.c.value, sa.literal_column(f"'$[{i}]'")), type_)
+            for i, type_ in enumerate(columns.values())
+        ]
+        labelled = [field.label(column) for field, column in zip(fields, columns, strict=True)]
+        return select(*labelled).select_from(given).subquery(name)
+
+    def bind(self, name: str, columns: Columns, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        encoders = [_ENCODERS.get(type(type_)) for type_ in columns.values()]
+        plain = [
+            [
+                encode(value) if encode is not None and value is not None else value
+                for encode, value in zip(encoders, row, strict=True)
+            ]
+            for row in rows
+        ]
+        return {name: json.dumps(plain)}
+
+    def json(self, text: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+        return text
+
+    def locked(self, picked: sa.Select[Any], job: sa.FromClause, name: str) -> sa.FromClause:
+        return picked.subquery(name)
+
+    def insert_unless_held(self, job: sa.Table, source: sa.Select[Any]) -> Any:
+        """``WHERE true`` is what lets ON CONFLICT follow a SELECT without being read as a join's ON."""
+        return (
+            sqlite_insert(job)
+            .from_select(
+                list(source.selected_columns.keys()), source.where(sa.literal_column("true"))
+            )
+            .on_conflict_do_nothing(
+                index_elements=[job.c.kind, job.c.unique_key], index_where=sa.text(HOLDS_UNIQUE_KEY)
+            )
+        )
+
+
+_ENCODERS: dict[type, Callable[[Any], int]] = {
+    Timestamp: lambda time: (time - EPOCH) // MICROSECOND,
+    Duration: lambda duration: duration // MICROSECOND,
+}
+
+
+class SqliteDialect(Dialect):
+    """The embedded default."""
+
+    name = "sqlite"
+    syntax = SqliteSyntax()
+    one_writer = True
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._claim = self._build_claim()
+        self._probe = self._build_probe()
+        key, counter = self.tables.idempotency_key, self.tables.counter
+        self._take_key = (
+            sqlite_insert(key)
+            .values(
+                kind=bindparam("kind"),
+                key=bindparam("key"),
+                queue=bindparam("queue"),
+                created_at=self.sql.now(),
+            )
+            .on_conflict_do_nothing(index_elements=[key.c.kind, key.c.key])
+            .returning(key.c.kind)
+        )
+        self._raise_leases = (
+            sa.update(counter)
+            .where(counter.c.name == LEASE_COUNTER)
+            .values(value=counter.c.value + bindparam("count"))
+        )
+
+    # ---- in the caller's transaction -------------------------------------------------------------------
+
+    def now(self) -> datetime | None:
+        return self.clock.now() or datetime.now(UTC)
+
+    def refuse_unfit(self, connection: Connection) -> None:
+        driver: Any = connection.connection.driver_connection
+        if driver.in_transaction:
+            self._refuse_unsafe_savepoint(connection, driver)
+        elif driver.isolation_level is None or getattr(driver, "autocommit", None) is True:
+            raise TransactionError(
+                "This connection is in AUTOCOMMIT: the job would be committed, and could run, before "
+                "your own writes are. Enqueue in a transaction (an engine or connection without "
+                'isolation_level="AUTOCOMMIT").'
+            )
+
+    def _refuse_unsafe_savepoint(self, connection: Connection, driver: Any) -> None:
+        begins_by_itself = driver.isolation_level is not None
+        if not begins_by_itself or not connection.in_nested_transaction():
+            return
+        if getattr(driver, "autocommit", None) is False or connection.dialect in _safe_savepoints:
+            return
+        raise TransactionError(
+            "This SQLite connection may have no BEGIN before its SAVEPOINT, so releasing the savepoint "
+            "would commit the job at once. Call cyclone_sqla.begin_before_savepoints(engine) once after "
+            "create_engine(), or enqueue outside begin_nested()."
+        )
+
+    def has_tables(self, connection: Connection) -> bool:
+        return sa.inspect(connection).has_table(self.tables.job.name, schema=self.schema)
+
+    @contextmanager
+    def enqueueing(self, connection: Connection) -> Iterator[None]:
+        try:
+            yield
+        except DBAPIError as exc:
+            name = errorname_of(exc)
+            if name == "SQLITE_BUSY_SNAPSHOT":
+                raise SnapshotError(_SNAPSHOT) from exc
+            if name.startswith("SQLITE_BUSY"):
+                raise DatabaseBusyError(_busy(connection)) from exc
+            if name.startswith(_BROKEN):
+                # Whatever the application writes next would be committed without what came before.
+                connection.invalidate(exc)
+            raise
+
+    def conflict_guard(self, connection: Connection) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def draw_ids(self, connection: Connection, count: int) -> list[int]:
+        """Take the write lock, so that nobody else inserts, and go on from the last id ever committed."""
+        connection.execute(self._raise_leases, {"count": 0})
+        last = connection.scalar(_LAST_ID) or 0
+        return list(range(last + 1, last + 1 + count))
+
+    def take_idempotency_key(self, connection: Connection, values: Mapping[str, Any]) -> bool:
+        return connection.execute(self._take_key, values).first() is not None
+
+    def hint_sender(self, engine: Engine, url: sa.URL | None) -> HintSender:  # noqa: ARG002
+        return local_sender(engine)
+
+    # ---- in a worker's own transactions ------------------------------------------------------------------
+
+    def worker_engine(
+        self, database: Engine | sa.URL, settings: WorkerSettings = DEFAULT_SETTINGS
+    ) -> Engine:
+        url = database if isinstance(database, sa.URL) else database.url
+        pool = None if isinstance(database, sa.URL) else database.pool
+        if _is_in_memory(url) or isinstance(pool, StaticPool | SingletonThreadPool):
+            raise ConfigurationError(
+                "A worker needs a SQLite file of its own connections; "
+                f"{url.render_as_string()} is in memory or uses StaticPool. "
+                "Use sqlite:///path/to/file.db."
+            )
+        engine = sa.create_engine(worker_url(url), pool_size=5, max_overflow=0)
+        event.listen(engine, "connect", partial(_prepare, settings.sqlite_synchronous.upper()))
+        event.listen(engine, "begin", _begin_as_asked)
+        return engine
+
+    def refuse_unfit_for_work(self, connection: Connection) -> None:
+        if sqlite3.sqlite_version_info < OLDEST_VERSION:
+            raise ConfigurationError(
+                f"SQLite {sqlite3.sqlite_version} is too old: a worker needs 3.35 or later"
+            )
+        mode = connection.exec_driver_sql("PRAGMA journal_mode").scalar()
+        if mode != "wal":
+            raise ConfigurationError(
+                f"This SQLite file is in journal mode {mode}, a worker needs wal: "
+                "run `cyclone-sqla migrate`, which sets it."
+            )
+
+    def hold(self, engine: Engine, settings: WorkerSettings) -> WorkerConnection:
+        return SqliteConnection(engine, settings.effective_lock_timeout)
+
+    def may_find_work(
+        self, connection: Connection, queues: Collection[str], kinds: Collection[str]
+    ) -> bool:
+        """One indexed read, so that an idle worker takes no write lock."""
+        bound = self.syntax.bind("kinds", {"kind": Text()}, [(kind,) for kind in kinds])
+        bound |= self.syntax.bind("queues", {"queue": Text()}, [(queue,) for queue in queues])
+        return connection.scalar(self._probe, bound) is not None
+
+    def claim(
+        self, connection: Connection, slots: Mapping[str, int], params: Mapping[str, Any]
+    ) -> list[sa.Row[Any]]:
+        rows: list[sa.Row[Any]] = []
+        kinds = self.syntax.bind("kinds", {"kind": Text()}, [(kind,) for kind in params["kinds"]])
+        for queue, count in slots.items():
+            given = {**params, **kinds, "of_queue": queue, "slots": count, "now": self.now()}
+            claimed = connection.execute(self._claim, given).all()
+            if claimed:
+                connection.execute(self._raise_leases, {"count": len(claimed)})
+            rows += claimed
+        return rows
+
+    def is_passing(self, error: BaseException) -> bool:
+        return isinstance(error, DatabaseBusyError) or errorname_of(error).startswith("SQLITE_BUSY")
+
+    def _build_probe(self) -> Any:
+        job = self.tables.job
+        kinds = self.syntax.rows("kinds", {"kind": Text()})
+        queues = self.syntax.rows("queues", {"queue": Text()})
+        is_there = sa.exists().where(
+            predicate(IS_AVAILABLE), job.c.queue == queues.c.queue, job.c.kind == kinds.c.kind
+        )
+        both = kinds.join(queues, sa.true())
+        return select(queues.c.queue).select_from(both).where(is_there).limit(1)
+
+    def _build_claim(self) -> Any:
+        """One queue; the first of every known kind, then the first of those. Leases go on from the counter."""
+        job, first = self.tables.job.alias("candidate"), self.tables.job.alias("first")
+        kinds = self.syntax.rows("kinds", {"kind": Text()})
+        slots = bindparam("slots", type_=sa.Integer())
+        firsts_of_kind = (
+            select(first.c.id)
+            .where(
+                predicate(IS_AVAILABLE),
+                first.c.queue == bindparam("of_queue"),
+                first.c.kind == kinds.c.kind,
+            )
+            .order_by(first.c.priority, first.c.id)
+            .limit(slots)
+            .correlate(kinds)
+        )
+        order = (job.c.priority, job.c.id)
+        picked = (
+            select(job.c.id, func.row_number().over(order_by=order).label("number"))
+            .select_from(kinds.join(job, job.c.id.in_(firsts_of_kind)))
+            .where(self.sql.not_paused(bindparam("of_queue")))
+            .order_by(*order)
+            .limit(slots)
+            .subquery("picked")
+        )
+        counter, target = self.tables.counter, self.tables.job
+        last = select(counter.c.value).where(counter.c.name == LEASE_COUNTER).scalar_subquery()
+        lease = last + picked.c.number
+        return (
+            sa.update(target)
+            .where(target.c.id == picked.c.id)
+            .values(self.sql.claim_values(lease))
+            .returning(*self.sql.claimed)
+        )
+
+
+class SqliteConnection(WorkerConnection):
+    """One connection; every write begins with the write lock, waited for here, fairly and for a time.
+
+    SQLite's own busy handler sleeps up to 100 ms between tries and starves the neighbours of a busy
+    worker. Only the BEGIN is repeated, so nothing is ever done twice.
+    """
+
+    def __init__(self, engine: Engine, lock_timeout: float) -> None:
+        """``lock_timeout``: seconds to wait for the write lock before a step is given up for now."""
+        self._engine = engine
+        self._lock_timeout = lock_timeout
+        self._connection: Connection | None = None
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        with self._begun("IMMEDIATE") as connection:
+            yield connection
+
+    step = transaction
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        with self._begun("DEFERRED") as connection:
+            yield connection
+
+    def close(self) -> None:
+        with self._lock:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.close()
+
+    @contextmanager
+    def _begun(self, mode: str) -> Iterator[Connection]:
+        with self._lock:
+            if self._connection is None:
+                self._connection = self._engine.connect()
+            connection = self._connection.execution_options(cyclone_begin=mode)
+            try:
+                self._begin(connection)
+                yield connection
+                connection.commit()
+            except BaseException:
+                self._connection = None
+                connection.close()
+                raise
+
+    def _begin(self, connection: Connection) -> None:
+        give_up = time.monotonic() + self._lock_timeout
+        while True:
+            try:
+                connection.begin()
+            except DBAPIError as exc:
+                if not errorname_of(exc).startswith("SQLITE_BUSY"):
+                    raise
+                if time.monotonic() > give_up:
+                    raise DatabaseBusyError(
+                        f"the SQLite write lock was held by others for {self._lock_timeout:g} s"
+                    ) from exc
+                connection.rollback()
+                time.sleep(random.uniform(0.0005, 0.003))  # noqa: S311 - spreads contenders
+            else:
+                return
+
+
+def errorname_of(error: BaseException) -> str:
+    """SQLite's name of an error (``SQLITE_BUSY_SNAPSHOT``); empty for anything else."""
+    origin = error.orig if isinstance(error, DBAPIError) else error
+    return getattr(origin, "sqlite_errorname", "") or ""
+
+
+def _prepare(synchronous: str, connection: Any, _record: Any) -> None:
+    connection.isolation_level = None  # the driver begins nothing by itself
+    connection.execute("PRAGMA busy_timeout=0")  # waiting is ours, see SqliteConnection
+    connection.execute(f"PRAGMA synchronous={synchronous}")
+    connection.execute("PRAGMA journal_size_limit=16777216")
+    connection.execute("PRAGMA foreign_keys=ON")  # history goes with its job
+
+
+def _begin_as_asked(connection: Connection) -> None:
+    mode = connection.get_execution_options().get("cyclone_begin", "DEFERRED")
+    connection.exec_driver_sql(f"BEGIN {mode}")
+
+
+def _is_in_memory(url: sa.URL) -> bool:
+    database = url.database or ":memory:"
+    return ":memory:" in database or "mode=memory" in database or "vfs=memdb" in database
+
+
+def _busy(connection: Connection) -> str:
+    driver: Any = connection.connection.driver_connection
+    waited = ""
+    if isinstance(driver, sqlite3.Connection):
+        milliseconds = driver.execute("PRAGMA busy_timeout").fetchone()[0]
+        waited = f" ({milliseconds / 1000:g} s)"
+    return (
+        f"Another process held the SQLite write lock longer than this engine's timeout{waited}. "
+        "Nothing was enqueued and this transaction is still usable: try again, or raise "
+        'connect_args={"timeout": …}.'
+    )
+
+
+_SNAPSHOT = (
+    "This transaction read the database before another one changed it; SQLite can't let it write any "
+    "more. Nothing was enqueued. Roll back and run the whole unit of work again, or start it with "
+    "BEGIN IMMEDIATE."
+)
+
+_LAST_ID = sa.text("SELECT seq FROM sqlite_sequence WHERE name = 'cyclone_job'")

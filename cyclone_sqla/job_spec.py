@@ -1,0 +1,57 @@
+"""A job before it is a row, and the answer to an enqueue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Literal
+
+from cyclone_sqla.lifecycle import State
+
+OnDuplicate = Literal["raise", "return"]
+"""What an enqueue does when an active job holds its unique key."""
+
+MAX_PRIORITY = 32767
+"""Priorities are small integers: -32768 … 32767, smaller first."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRef:
+    """The answer to an enqueue: which job there is now.
+
+    ``created`` is False when the enqueue found the job there (``on_duplicate="return"``, or a known
+    idempotency key). ``state`` is the state in which the job was inserted or found; None when only
+    its idempotency key is left because retention removed the job. Don't send or log a JobRef before
+    the transaction commits: after a rollback SQLite can give the same id to another job.
+    """
+
+    id: int
+    kind: str
+    queue: str
+    created: bool
+    state: State | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """A checked job that waits to be enqueued: what :meth:`Action.job` returns.
+
+    ``arguments`` is the JSON text that will be stored. ``None`` in an option means "the default".
+    Times: ``process_in``, ``timeout`` are durations; ``process_at``, ``deadline`` are aware datetimes.
+    """
+
+    kind: str
+    arguments: str
+    queue: str = "default"
+    priority: int = 0
+    unique: str | None = None
+    on_duplicate: OnDuplicate = "raise"
+    idempotency_key: str | None = None
+    process_in: timedelta | None = None
+    process_at: datetime | None = None
+    deadline: datetime | None = None
+    max_attempts: int = 25
+    timeout: timedelta | None = None
+    tenant: str | None = None
+    trace_id: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)

@@ -1,0 +1,637 @@
+"""The life of a job: one short function a verb, in the order in which a job meets them.
+
+Each takes a synchronous Connection and the :class:`~cyclone_sqla.dialects.Dialect` of its database. The
+first part runs in the caller's transaction, the second in a worker's own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from cyclone_sqla import statements
+from cyclone_sqla.context import ClaimedJob
+from cyclone_sqla.dialects import Dialect
+from cyclone_sqla.errors import Duplicate, DuplicateError
+from cyclone_sqla.failures import Failure
+from cyclone_sqla.job_spec import JobRef, JobSpec
+from cyclone_sqla.lifecycle import State, WaitsFor
+from cyclone_sqla.models import EPOCH
+from cyclone_sqla.outcomes import (
+    CancelledOutcome,
+    Completed,
+    Discarded,
+    GivenBack,
+    Outcome,
+    Retried,
+    Snoozed,
+)
+
+# ==== in the caller's transaction ===========================================================================
+
+
+def enqueue(connection: Connection, dialect: Dialect, spec: JobSpec, origin: str | None) -> JobRef:
+    """Insert one job, or find the one that holds its key.
+
+    Raises DuplicateError if an active job holds the unique key and ``on_duplicate`` is "raise". The
+    caller's transaction is usable after it.
+    """
+    dialect.refuse_unfit(connection)
+    with dialect.enqueueing(connection):
+        if spec.idempotency_key is None:
+            return _insert_or_find(connection, dialect, spec, origin)
+        return _enqueue_once(connection, dialect, spec, origin)
+
+
+def enqueue_many(
+    connection: Connection, dialect: Dialect, specs: Sequence[JobSpec], origin: str | None
+) -> list[JobRef]:
+    """Insert jobs; the answer to input i is at place i.
+
+    One held key with "raise" means that nothing is inserted, and DuplicateError lists all such inputs.
+    """
+    dialect.refuse_unfit(connection)
+    numbered = list(enumerate(specs))
+    with dialect.enqueueing(connection):
+        plain = [(i, spec) for i, spec in numbered if spec.idempotency_key is None]
+        once = [(i, spec) for i, spec in numbered if spec.idempotency_key is not None]
+        refs = _insert_all(connection, dialect, plain, origin)
+        refs |= _enqueue_all_once(connection, dialect, once, origin, refs.values())
+    return [refs[i] for i, _ in numbered]
+
+
+def _insert_or_find(
+    connection: Connection, dialect: Dialect, spec: JobSpec, origin: str | None
+) -> JobRef:
+    values = {**_values(spec, origin), "now": dialect.now()}
+    if spec.unique is None:
+        row = connection.execute(dialect.sql.insert_one, values).one()
+        return _created(spec, row)
+    while True:
+        with dialect.conflict_guard(connection):
+            inserted = connection.execute(dialect.sql.insert_one_unless_held, values).first()
+        if inserted is not None:
+            return _created(spec, inserted)
+        holder = _holders(connection, dialect, [spec]).get((spec.kind, spec.unique))
+        if holder is None:
+            continue  # it ended between the two statements, so the key is free
+        if spec.on_duplicate == "return":
+            return holder
+        raise DuplicateError([Duplicate(0, spec.kind, spec.unique, holder)])
+
+
+def _enqueue_once(
+    connection: Connection, dialect: Dialect, spec: JobSpec, origin: str | None
+) -> JobRef:
+    """The idempotency key is taken first: whoever else takes it waits for this transaction's end."""
+    key = {"kind": spec.kind, "key": spec.idempotency_key}
+    with dialect.conflict_guard(connection):
+        taken = dialect.take_idempotency_key(
+            connection, {**key, "queue": spec.queue, "now": dialect.now()}
+        )
+    if not taken:
+        row = connection.execute(dialect.sql.idempotent_job, key).one()
+        state = None if row.state is None else State(row.state)
+        return JobRef(row.job_id, spec.kind, row.queue, created=False, state=state)
+    try:
+        ref = _insert_or_find(connection, dialect, spec, origin)
+    except DuplicateError:
+        connection.execute(dialect.sql.drop_idempotency_key, key)
+        raise
+    named = {"of_kind": spec.kind, "of_key": spec.idempotency_key, "job_id": ref.id}
+    connection.execute(dialect.sql.name_idempotent_job, named)
+    return ref
+
+
+def _enqueue_all_once(
+    connection: Connection,
+    dialect: Dialect,
+    numbered: Sequence[tuple[int, JobSpec]],
+    origin: str | None,
+    inserted: Iterable[JobRef],
+) -> dict[int, JobRef]:
+    """Keys are taken in one order, so that two bulk enqueues never deadlock on them."""
+    refs: dict[int, JobRef] = {}
+    for i, spec in sorted(numbered, key=lambda entry: (entry[1].kind, entry[1].idempotency_key)):
+        try:
+            refs[i] = _enqueue_once(connection, dialect, spec, origin)
+        except DuplicateError as exc:
+            _undo(connection, dialect, [*inserted, *refs.values()])
+            for done in (spec for j, spec in numbered if j in refs and refs[j].created):
+                key = {"kind": done.kind, "key": done.idempotency_key}
+                connection.execute(dialect.sql.drop_idempotency_key, key)
+            raise DuplicateError([Duplicate(i, exc.kind, exc.key, exc.job)]) from None
+    return refs
+
+
+def _insert_all(
+    connection: Connection,
+    dialect: Dialect,
+    numbered: Sequence[tuple[int, JobSpec]],
+    origin: str | None,
+) -> dict[int, JobRef]:
+    """Ids by input order, rows in (kind, unique key) order: two bulk enqueues never deadlock on keys."""
+    refs: dict[int, JobRef] = {}
+    if not numbered:
+        return refs
+    ids = dialect.draw_ids(connection, len(numbered))
+    left = [(job_id, i, spec) for job_id, (i, spec) in zip(ids, numbered, strict=True)]
+    while left:  # again for those whose holder ended between the two statements
+        states = _insert_rows(connection, dialect, left, origin)
+        refs |= {
+            i: JobRef(job_id, spec.kind, spec.queue, created=True, state=states[job_id])
+            for job_id, i, spec in left
+            if job_id in states
+        }
+        left = [entry for entry in left if entry[0] not in states]
+        holders = _holders(connection, dialect, [spec for _, _, spec in left])
+        held = {i: holders[key] for _, i, spec in left if (key := _key_of(spec)) in holders}
+        _refuse_duplicates(connection, dialect, dict(numbered), held, refs)
+        refs |= held
+        left = [entry for entry in left if entry[1] not in held]
+    return refs
+
+
+def _key_of(spec: JobSpec) -> tuple[str, str]:
+    return spec.kind, spec.unique or ""
+
+
+def _refuse_duplicates(
+    connection: Connection,
+    dialect: Dialect,
+    specs: Mapping[int, JobSpec],
+    held: Mapping[int, JobRef],
+    inserted: Mapping[int, JobRef],
+) -> None:
+    """Undo everything if an input that does not accept its key's holder has met one."""
+    refused = [i for i in sorted(held) if specs[i].on_duplicate == "raise"]
+    if not refused:
+        return
+    own = {ref.id for ref in inserted.values() if ref.created}
+    _undo(connection, dialect, inserted.values())
+    raise DuplicateError(
+        [
+            Duplicate(i, *_key_of(specs[i]), None if held[i].id in own else held[i])
+            for i in refused
+        ]
+    )
+
+
+def _insert_rows(
+    connection: Connection,
+    dialect: Dialect,
+    entries: Sequence[tuple[int, int, JobSpec]],
+    origin: str | None,
+) -> dict[int, State]:
+    unless_held = any(spec.unique is not None for _, _, spec in entries)
+    sql = dialect.sql
+    insert = sql.insert_many_unless_held if unless_held else sql.insert_many
+    states: dict[int, State] = {}
+    for start in range(0, len(entries), INSERT_BATCH):
+        rows = [
+            (job_id, *_values(spec, origin).values())
+            for job_id, _, spec in entries[start : start + INSERT_BATCH]
+        ]
+        bound = dialect.syntax.bind("jobs", statements.NUMBERED_JOB, rows)
+        with dialect.conflict_guard(connection):
+            inserted = connection.execute(insert, {**bound, "now": dialect.now()}).all()
+        states |= {row.id: State(row.state) for row in inserted}
+    return states
+
+
+INSERT_BATCH = 5_000
+"""Rows of one INSERT: bounds the memory that a bulk enqueue needs for its parameters."""
+
+
+def _holders(
+    connection: Connection, dialect: Dialect, specs: Sequence[JobSpec]
+) -> dict[tuple[str, str], JobRef]:
+    """Who holds these jobs' unique keys now."""
+    if not specs:
+        return {}
+    pairs = [(spec.kind, spec.unique) for spec in specs]
+    bound = dialect.syntax.bind("keys", statements.KEY, pairs)
+    return {
+        (row.kind, row.unique_key): JobRef(
+            row.id, row.kind, row.queue, created=False, state=State(row.state)
+        )
+        for row in connection.execute(dialect.sql.holders, bound)
+    }
+
+
+def _undo(connection: Connection, dialect: Dialect, refs: Iterable[JobRef]) -> None:
+    """Delete what this call inserted: a savepoint would flush the caller's objects, or on SQLite commit."""
+    gone = [(ref.id,) for ref in refs if ref.created]
+    if gone:
+        connection.execute(
+            dialect.sql.undo_insert, dialect.syntax.bind("gone", statements.ID, gone)
+        )
+
+
+def _created(spec: JobSpec, row: sa.Row[Any]) -> JobRef:
+    return JobRef(row.id, spec.kind, spec.queue, created=True, state=State(row.state))
+
+
+def _values(spec: JobSpec, origin: str | None) -> dict[str, Any]:
+    """A spec as the columns of :data:`~cyclone_sqla.statements.NEW_JOB`, in their order."""
+    return {
+        "kind": spec.kind,
+        "queue": spec.queue,
+        "priority": spec.priority,
+        "arguments": spec.arguments,
+        "headers": json.dumps(spec.headers) if spec.headers else None,
+        "unique_key": spec.unique,
+        "process_at": spec.process_at,
+        "delay": spec.process_in,
+        "deadline": spec.deadline,
+        "timeout": spec.timeout,
+        "max_attempts": spec.max_attempts,
+        "origin": origin,
+        "tenant": spec.tenant,
+        "trace_id": spec.trace_id,
+    }
+
+
+# ==== in a worker's own transactions ========================================================================
+
+
+def stage(connection: Connection, dialect: Dialect, limit: int) -> list[str]:
+    """Make due jobs available; the queues that got work, once for each job."""
+    params = {"limit": limit, "now": dialect.now()}
+    return list(connection.scalars(dialect.sql.stage, params))
+
+
+def next_due(connection: Connection, dialect: Dialect) -> timedelta | None:
+    """How long until something is due: zero or less for now, None if nothing waits for a time."""
+    return connection.scalar(dialect.sql.next_due, {"now": dialect.now()})
+
+
+def claim(
+    connection: Connection,
+    dialect: Dialect,
+    slots: Mapping[str, int],
+    kinds: Sequence[str],
+    worker: str,
+    lease_length: timedelta,
+) -> list[ClaimedJob]:
+    """Take up to ``slots[queue]`` jobs of each queue, of known kinds, in order of priority and id."""
+    params = {"kinds": list(kinds), "claimed_by": worker, "lease_length": lease_length}
+    rows = dialect.claim(connection, slots, params)
+    return [_claimed(row) for row in sorted(rows, key=lambda row: (row.priority, row.id))]
+
+
+def _claimed(row: sa.Row[Any]) -> ClaimedJob:
+    return ClaimedJob(
+        id=row.id,
+        kind=row.kind,
+        queue=row.queue,
+        arguments=row.arguments,
+        attempt=row.attempt,
+        max_attempts=row.max_attempts,
+        snoozes=row.snoozes,
+        lease=row.lease,
+        run_at=row.run_at,
+        created_at=row.created_at,
+        deadline=row.deadline,
+        expired=row.time_left is not None and row.time_left <= timedelta(0),
+        time_left=row.time_left,
+        timeout=row.timeout,
+        unique_key=row.unique_key,
+        tenant=row.tenant,
+        trace_id=row.trace_id,
+        headers=row.headers or {},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """What became of the leases that a worker asked to renew."""
+
+    lost: list[int]
+    cancel_requested: list[int]
+
+
+def renew(
+    connection: Connection,
+    dialect: Dialect,
+    leases: Mapping[int, int],
+    lease_length: timedelta,
+) -> Renewal:
+    """Lengthen the leases of running jobs (id → lease).
+
+    A row that did not come back may be locked by somebody: it is lost only if a plain read shows another
+    lease or state.
+    """
+    bound = dialect.syntax.bind("held", statements.LEASED, sorted(leases.items()))
+    params = {**bound, "lease_length": lease_length, "now": dialect.now()}
+    renewed = connection.execute(dialect.sql.renew, params).all()
+    missing = leases.keys() - {row.id for row in renewed}
+    held = _still_held(connection, dialect, {job_id: leases[job_id] for job_id in missing})
+    return Renewal(
+        lost=sorted(missing - held),
+        cancel_requested=[row.id for row in renewed if row.cancel_requested],
+    )
+
+
+def _still_held(connection: Connection, dialect: Dialect, leases: Mapping[int, int]) -> set[int]:
+    if not leases:
+        return set()
+    bound = dialect.syntax.bind("wanted", statements.ID, [(job_id,) for job_id in leases])
+    return {
+        row.id
+        for row in connection.execute(dialect.sql.leases_of, bound)
+        if row.state == State.RUNNING and row.lease == leases[row.id]
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """One run's end, to be written under its lease."""
+
+    job_id: int
+    lease: int
+    attempt: int
+    worker: str
+    outcome: Outcome
+
+
+@dataclass(slots=True)
+class Settled:
+    """What became of a batch: written (by id, with the state that followed), busy, or refused."""
+
+    states: dict[int, State] = field(default_factory=dict)
+    busy: list[int] = field(default_factory=list)
+    refused: list[int] = field(default_factory=list)
+
+
+def is_plain(settlement: Settlement) -> bool:
+    """Whether a run simply returned: the batch of such is one statement."""
+    outcome = settlement.outcome
+    return isinstance(outcome, Completed) and outcome.failure is None
+
+
+def complete(
+    connection: Connection, dialect: Dialect, settlements: Sequence[Settlement]
+) -> Settled:
+    """Write the ends of runs that returned."""
+    rows = [(s.job_id, s.lease, _result(s.outcome)) for s in settlements]
+    bound = dialect.syntax.bind("done", statements.COMPLETED, rows)
+    written = connection.execute(dialect.sql.complete, {**bound, "now": dialect.now()}).all()
+    return _judge(connection, dialect, settlements, written)
+
+
+def release(
+    connection: Connection,
+    dialect: Dialect,
+    settlements: Sequence[Settlement],
+    *,
+    history_limit: int,
+    only_expired: bool = False,
+) -> Settled:
+    """Write every other end of a run, and its history, in one transaction of the caller's."""
+    sql = dialect.sql
+    statement = sql.release_expired if only_expired else sql.release
+    rows = [(s.job_id, s.lease, *_release_values(s.outcome)) for s in settlements]
+    bound = dialect.syntax.bind("ended", statements.RELEASED, rows)
+    written = connection.execute(statement, {**bound, "now": dialect.now()}).all()
+    settled = _judge(connection, dialect, settlements, written)
+    _write_history(connection, dialect, settlements, settled.states, history_limit)
+    return settled
+
+
+def _judge(
+    connection: Connection,
+    dialect: Dialect,
+    settlements: Sequence[Settlement],
+    written: Sequence[sa.Row[Any]],
+) -> Settled:
+    """Tell apart what was written, what somebody has locked just now, and what was fenced off."""
+    states = {row.id: State(row.state) for row in written}
+    missing = {s.job_id: s.lease for s in settlements if s.job_id not in states}
+    busy = _still_held(connection, dialect, missing)
+    return Settled(states, sorted(busy), sorted(missing.keys() - busy))
+
+
+def _result(outcome: Outcome) -> str | None:
+    return outcome.result if isinstance(outcome, Completed) else None
+
+
+_Ended = tuple[str, str | None, timedelta | None, int, int, int, bool, str | None]
+
+
+def _release_values(outcome: Outcome) -> _Ended:
+    """The columns of :data:`~cyclone_sqla.statements.RELEASED` after id and lease."""
+    error = outcome.failure.error if getattr(outcome, "failure", None) else None
+    match outcome:
+        case Completed():
+            return (State.COMPLETED, None, None, 0, 0, 0, False, error)
+        case Retried(delay=delay, crashed=crashed) if delay:
+            return (State.PENDING, WaitsFor.RETRY, delay, 0, 0, int(crashed), True, error)
+        case Retried(crashed=crashed):
+            return (State.AVAILABLE, None, timedelta(0), 0, 0, int(crashed), True, error)
+        case Snoozed(delay=delay):
+            return (State.PENDING, WaitsFor.TIME, delay, 0, 1, 0, False, error)
+        case Discarded():
+            return (State.DISCARDED, None, None, 0, 0, 0, True, error)
+        case CancelledOutcome():
+            return (State.CANCELLED, None, None, 0, 0, 0, False, error)
+        case GivenBack():
+            return (State.AVAILABLE, None, None, 1, 0, 0, False, None)
+
+
+def _write_history(
+    connection: Connection,
+    dialect: Dialect,
+    settlements: Sequence[Settlement],
+    states: Mapping[int, State],
+    limit: int,
+) -> None:
+    """One entry for every failed or cancelled attempt; the oldest ones of a long history go."""
+    entries = [
+        (s.job_id, _event(s.outcome, states[s.job_id]), s.attempt, s.lease, s.worker, None, *failure)
+        for s in settlements
+        if s.job_id in states and (failure := _failure_of(s.outcome)) is not None
+    ]
+    if not entries:
+        return
+    bound = dialect.syntax.bind("entries", statements.ENTRY, entries)
+    connection.execute(dialect.sql.record, {**bound, "now": dialect.now()})
+    for s in settlements:
+        if s.attempt > limit:
+            connection.execute(dialect.sql.trim_history, {"job_id": s.job_id, "keep": limit})
+
+
+def _failure_of(outcome: Outcome) -> tuple[str | None, str | None] | None:
+    failure: Failure | None = getattr(outcome, "failure", None)
+    if failure is not None:
+        return failure.error, failure.details
+    return (None, None) if isinstance(outcome, CancelledOutcome) else None
+
+
+def _event(outcome: Outcome, state: State) -> str:
+    if state == State.CANCELLED:
+        return "cancel"
+    match outcome:
+        case Retried(crashed=True):
+            return "rescue"
+        case Retried():
+            return "retry"
+        case Snoozed():
+            return "snooze"
+        case Discarded():
+            return "discard"
+        case _:
+            return "complete"
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiredRun:
+    """A running job whose lease has run out."""
+
+    id: int
+    kind: str
+    queue: str
+    lease: int
+    worker: str
+    attempt: int
+    max_attempts: int
+    snoozes: int
+    crashes: int
+
+    @property
+    def attempts_left(self) -> int:
+        """How many more runs the job may have."""
+        return max(0, self.max_attempts - (self.attempt - self.snoozes))
+
+
+def expired_runs(connection: Connection, dialect: Dialect, limit: int) -> list[ExpiredRun]:
+    """Runs whose lease has run out: what rescue looks at before it acts."""
+    rows = connection.execute(dialect.sql.expired, {"limit": limit, "now": dialect.now()})
+    return [ExpiredRun(*row) for row in rows]
+
+
+def rescue(
+    connection: Connection,
+    dialect: Dialect,
+    runs: Sequence[ExpiredRun],
+    backoff: Callable[[ExpiredRun], timedelta],
+    *,
+    history_limit: int,
+) -> Settled:
+    """Put back, or discard at the limit, runs whose lease is still the listed one and still run out."""
+    settlements = [_lost(run, backoff) for run in runs]
+    return release(
+        connection, dialect, settlements, history_limit=history_limit, only_expired=True
+    )
+
+
+def _lost(run: ExpiredRun, backoff: Callable[[ExpiredRun], timedelta]) -> Settlement:
+    """The first crash runs again at once, a second one of the same job backs off."""
+    outcome: Outcome
+    if run.attempts_left:
+        delay = backoff(run) if run.crashes else timedelta(0)
+        reason = f"worker {run.worker} was lost: its lease ran out during attempt {run.attempt}"
+        outcome = Retried(delay, Failure.because(reason, kind="WorkerLost"), crashed=True)
+    else:
+        reason = (
+            f"worker {run.worker} was lost during attempt {run.attempt}, "
+            f"the last of {run.max_attempts}"
+        )
+        outcome = Discarded(Failure.because(reason, kind="WorkerLost"))
+    return Settlement(run.id, run.lease, run.attempt, run.worker, outcome)
+
+
+def held_by(connection: Connection, dialect: Dialect, worker: str) -> dict[int, int]:
+    """What a worker holds by the database's account (id → lease): asked after a lost reply."""
+    rows = connection.execute(dialect.sql.running_of, {"worker": worker})
+    return {row.id: row.lease for row in rows}
+
+
+# ---- retention -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long the ended jobs of one state stay, dead letters or the others."""
+
+    state: State
+    age: timedelta
+    dead_letters: bool = False
+
+
+def prune(
+    connection: Connection,
+    dialect: Dialect,
+    retention: Retention,
+    *,
+    after: datetime | None,
+    kept: Sequence[int],
+    limit: int,
+) -> tuple[int, datetime | None]:
+    """Delete one batch of ended jobs; how many, and where to go on.
+
+    ``kept`` are ids to step over: rows that an application's foreign key keeps.
+    """
+    statement = dialect.prune_statement(retention.state, retention.dead_letters)
+    params = {**_prunable(dialect, retention, after, kept), "limit": limit}
+    rows = connection.execute(statement, params).all()
+    return len(rows), max((row.finished_at for row in rows), default=None)
+
+
+def oldest_prunable(
+    connection: Connection,
+    dialect: Dialect,
+    retention: Retention,
+    *,
+    after: datetime | None,
+    kept: Sequence[int],
+) -> int | None:
+    """The job that :func:`prune` would delete first."""
+    statement = dialect.prune_statement(retention.state, retention.dead_letters, only_look=True)
+    return connection.scalar(statement, _prunable(dialect, retention, after, kept))
+
+
+def _prunable(
+    dialect: Dialect, retention: Retention, after: datetime | None, kept: Sequence[int]
+) -> dict[str, Any]:
+    bound = dialect.syntax.bind("kept", statements.ID, [(job_id,) for job_id in kept])
+    return {**bound, "age": retention.age, "after": after or EPOCH, "now": dialect.now()}
+
+
+def prune_idempotency_keys(
+    connection: Connection, dialect: Dialect, age: timedelta, limit: int
+) -> int:
+    """Forget idempotency keys older than their retention; how many."""
+    params = {"age": age, "limit": limit, "now": dialect.now()}
+    return connection.execute(dialect.sql.prune_idempotency_keys, params).rowcount
+
+
+# ---- workers ---------------------------------------------------------------------------------------------------
+
+
+def announce(connection: Connection, dialect: Dialect, record: Mapping[str, Any]) -> None:
+    """Write a worker's record."""
+    connection.execute(dialect.sql.announce, {**record, "now": dialect.now()})
+
+
+def beat(connection: Connection, dialect: Dialect, worker: str) -> bool:
+    """Say that a worker is alive; False if its record is gone."""
+    params = {"worker": worker, "now": dialect.now()}
+    return connection.execute(dialect.sql.beat, params).first() is not None
+
+
+def withdraw(connection: Connection, dialect: Dialect, worker: str) -> None:
+    """Remove a worker's record."""
+    connection.execute(dialect.sql.withdraw, {"worker": worker})
+
+
+def forget_workers(connection: Connection, dialect: Dialect, age: timedelta) -> int:
+    """Remove the records of workers not heard of for ``age``."""
+    params = {"age": age, "now": dialect.now()}
+    return connection.execute(dialect.sql.forget_workers, params).rowcount

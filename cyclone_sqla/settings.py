@@ -1,0 +1,112 @@
+"""A worker's settings, checked when they are given. Durations are seconds."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import timedelta
+
+from cyclone_sqla.errors import ConfigurationError
+
+DEFAULT_CONCURRENCY = 10
+MIN_LEASE = 1.0
+
+_DAY = 86_400.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSettings:
+    """How a worker works. All durations are in seconds.
+
+    ``queues`` maps a queue to its slots (runs at the same time); None serves every queue of the registered
+    actions with ``concurrency`` slots each. ``lease`` is how long a run may go unrenewed before another
+    worker may take its job; it is renewed at a third of that. ``poll`` bounds how late work is noticed when
+    no hint arrives. ``listen_url`` is a direct way to PostgreSQL for LISTEN where the main one goes through
+    a transaction pooler; ``prepare=False`` keeps psycopg from preparing statements, which such poolers
+    may not carry. ``keep_*`` are the retentions of ended jobs, None for ever.
+    """
+
+    queues: Mapping[str, int] | None = None
+    concurrency: int = DEFAULT_CONCURRENCY
+    poll: float = 0.5
+    lease: float = 60.0
+    rescue_interval: float = 10.0
+    rescue_limit: int = 100
+    grace: float = 30.0
+    listen: bool = True
+    listen_url: str | None = None
+    prepare: bool = True
+    name: str | None = None
+    single_instance: bool = False
+    lock_timeout: float = 10.0
+    sqlite_synchronous: str = "NORMAL"
+    history_limit: int = 25
+    keep_completed: float | None = _DAY
+    keep_cancelled: float | None = 7 * _DAY
+    keep_discarded: float | None = 30 * _DAY
+    prune_dead_letters: float | None = None
+    idempotency_retention: float = 30 * _DAY
+    prune_interval: float = 60.0
+
+    def __post_init__(self) -> None:
+        """Raises ConfigurationError naming the setting."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type == "float" or (field.type == "float | None" and value is not None):
+                _check_seconds(field.name, value)
+        for name in ("concurrency", "rescue_limit", "history_limit"):
+            _check_count(name, getattr(self, name))
+        for queue, slots in (self.queues or {}).items():
+            _check_count(f"queues[{queue!r}]", slots)
+        if self.lease < MIN_LEASE:
+            raise ConfigurationError(f"lease: at least {MIN_LEASE:g} s, so that it can be renewed in time")
+        if self.sqlite_synchronous.upper() not in ("NORMAL", "FULL", "EXTRA"):
+            raise ConfigurationError("sqlite_synchronous: NORMAL, FULL or EXTRA")
+
+    @property
+    def lease_length(self) -> timedelta:
+        """The lease as a duration."""
+        return timedelta(seconds=self.lease)
+
+    @property
+    def renew_interval(self) -> float:
+        """Seconds between renewals: one that is lost does no harm."""
+        return self.lease / 3
+
+    @property
+    def effective_lock_timeout(self) -> float:
+        """Seconds that a step waits for SQLite's write lock: a renewal must get its turn in time."""
+        return min(self.lock_timeout, self.lease / 3)
+
+
+def parse_queues(text: str) -> dict[str, int | None]:
+    """``ledger:5,mail`` as {"ledger": 5, "mail": None}. A name with a colon needs its slots given."""
+    queues: dict[str, int | None] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        match = re.fullmatch(r"(.+):(\d+)", part)
+        name, slots = (match[1], int(match[2])) if match else (part, None)
+        if name in queues:
+            raise ConfigurationError(f"queues: {name!r} is given twice")
+        queues[name] = slots
+    if not queues:
+        raise ConfigurationError("queues: name at least one, like ledger:5,mail:20")
+    return queues
+
+
+def _check_seconds(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigurationError(f"{name}: a number of seconds, not {value!r}")
+    is_zero_fit = name == "grace" or name.startswith("keep_")
+    if not math.isfinite(value) or value < 0 or (value == 0 and not is_zero_fit):
+        raise ConfigurationError(f"{name}: a finite number of seconds above zero, not {value!r}")
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1_000_000:
+        raise ConfigurationError(f"{name}: a whole number from 1 to 1,000,000, not {value!r}")
+
+
+DEFAULT_SETTINGS = WorkerSettings()
+"""What a worker does unless it is told otherwise."""

@@ -1,0 +1,563 @@
+"""Every statement of a job's life, as SQLAlchemy Core, built once for a dialect and schema.
+
+This module builds and never executes. A state stands in a statement as a literal, never as a bound
+value: a generic plan can't use a partial index with a bound state, and ``ON CONFLICT … WHERE state IN
+(bound)`` finds no index any more once psycopg has prepared it. What databases do differently comes
+through :class:`Syntax`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, Protocol
+
+import sqlalchemy as sa
+from sqlalchemy import BigInteger, ColumnElement, Text, bindparam, func, select
+
+from cyclone_sqla import lifecycle as life
+from cyclone_sqla.lifecycle import State, Transition, WaitsFor
+from cyclone_sqla.models import (
+    HOLDS_UNIQUE_KEY,
+    IS_DEAD_LETTER,
+    IS_DUE_BY_TIME,
+    IS_OVER,
+    IS_RUNNING,
+    Duration,
+    Tables,
+    Timestamp,
+)
+
+Columns = Mapping[str, sa.types.TypeEngine[Any]]
+
+LEASED: Columns = {"id": BigInteger(), "lease": BigInteger()}
+"""A run, named as every write to it names it."""
+
+COMPLETED: Columns = {**LEASED, "result": Text()}
+
+RELEASED: Columns = {
+    **LEASED,
+    "state": Text(),
+    "waits_for": Text(),
+    "delay": Duration(),
+    "attempts_returned": sa.Integer(),
+    "snoozed": sa.Integer(),
+    "crashed": sa.Integer(),
+    "failed": sa.Boolean(),
+    "error": Text(),
+}
+
+ENTRY: Columns = {
+    "job_id": BigInteger(),
+    "event": Text(),
+    "attempt": sa.Integer(),
+    "lease": BigInteger(),
+    "worker": Text(),
+    "actor": Text(),
+    "error": Text(),
+    "details": Text(),
+}
+
+ID: Columns = {"id": BigInteger()}
+
+KEY: Columns = {"of_kind": Text(), "key": Text()}
+
+NEW_JOB: Columns = {
+    "kind": Text(),
+    "queue": Text(),
+    "priority": sa.SmallInteger(),
+    "arguments": Text(),
+    "headers": Text(),
+    "unique_key": Text(),
+    "process_at": Timestamp(),
+    "delay": Duration(),
+    "deadline": Timestamp(),
+    "timeout": Duration(),
+    "max_attempts": sa.Integer(),
+    "origin": Text(),
+    "tenant": Text(),
+    "trace_id": Text(),
+}
+
+NUMBERED_JOB: Columns = {"id": BigInteger(), **NEW_JOB}
+
+
+class Syntax(Protocol):
+    """What a database says in its own words."""
+
+    def now(self) -> ColumnElement[Any]:
+        """The present time, as one expression that an index condition can use."""
+        ...
+
+    def rows(self, name: str, columns: Columns) -> sa.FromClause:
+        """A list of rows that is given as parameters."""
+        ...
+
+    def bind(self, name: str, columns: Columns, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        """The parameters for :meth:`rows`."""
+        ...
+
+    def json(self, text: ColumnElement[Any]) -> ColumnElement[Any]:
+        """JSON text as a value of the column type."""
+        ...
+
+    def locked(self, picked: sa.Select[Any], job: sa.FromClause, name: str) -> sa.FromClause:
+        """The picked rows of ``job``, locked in id order; those that others have locked are left out."""
+        ...
+
+    def insert_unless_held(self, job: sa.Table, source: sa.Select[Any]) -> Any:
+        """An INSERT of ``source`` that skips rows whose unique key is held."""
+        ...
+
+
+def word(value: str) -> ColumnElement[str]:
+    """One of the library's own words as an SQL literal."""
+    return sa.literal_column(f"'{value}'", Text())
+
+
+def predicate(sql: str) -> ColumnElement[bool]:
+    """An index's own predicate, to the letter."""
+    return sa.literal_column(f"({sql})", sa.Boolean())
+
+
+class Statements:
+    """The statements for one schema in one database's words."""
+
+    def __init__(self, tables: Tables, syntax: Syntax) -> None:
+        self.tables = tables
+        self.syntax = syntax
+        self.job = tables.job
+        self.now = syntax.now
+
+    # ---- enqueue ---------------------------------------------------------------------------------
+
+    @cached_property
+    def insert_one(self) -> Any:
+        """One job from bound values, whatever its unique key: the plain case."""
+        return self._returning(self._insert(self._one_job()))
+
+    @cached_property
+    def insert_one_unless_held(self) -> Any:
+        """One job; no row comes back if an active job holds its unique key."""
+        return self._returning(self.syntax.insert_unless_held(self.job, self._one_job()))
+
+    @cached_property
+    def insert_many(self) -> Any:
+        """Jobs whose ids were drawn before, in (kind, unique key) order."""
+        return self._returning(self._insert(self._many_jobs(NUMBERED_JOB)))
+
+    @cached_property
+    def insert_many_unless_held(self) -> Any:
+        """The same, skipping those whose unique key is held."""
+        return self._returning(
+            self.syntax.insert_unless_held(self.job, self._many_jobs(NUMBERED_JOB))
+        )
+
+    @cached_property
+    def undo_insert(self) -> Any:
+        """Take back jobs just inserted in the same transaction."""
+        gone = self.syntax.rows("gone", ID)
+        return sa.delete(self.job).where(self.job.c.id.in_(select(gone.c.id)))
+
+    @cached_property
+    def holders(self) -> Any:
+        """The active jobs that hold the given (kind, unique key) pairs."""
+        job, wanted = self.job, self.syntax.rows("keys", KEY)
+        columns = (job.c.id, job.c.kind, job.c.queue, job.c.state, job.c.unique_key)
+        return select(*columns).where(
+            job.c.kind == wanted.c.of_kind,
+            job.c.unique_key == wanted.c.key,
+            predicate(HOLDS_UNIQUE_KEY),
+        )
+
+    def _one_job(self) -> sa.Select[Any]:
+        return self._new_job({name: bindparam(name, type_=type_) for name, type_ in NEW_JOB.items()})
+
+    def _many_jobs(self, columns: Columns) -> sa.Select[Any]:
+        rows = self.syntax.rows("jobs", columns)
+        return self._new_job(rows.c, rows).order_by(rows.c.kind, rows.c.unique_key, rows.c.id)
+
+    def _new_job(
+        self, given: Mapping[str, Any] | Any, rows: sa.FromClause | None = None
+    ) -> sa.Select[Any]:
+        """What a new row holds: its due time and state follow from one reading of the clock."""
+        clock = select(self.now().label("now")).subquery("clock")
+        now = clock.c.now
+        run_at = func.coalesce(given["process_at"], plus(now, given["delay"]), now, type_=Timestamp())
+        is_delayed = run_at > now
+        values = {
+            "kind": given["kind"],
+            "queue": given["queue"],
+            "priority": given["priority"],
+            "state": sa.case((is_delayed, word(State.PENDING)), else_=word(State.AVAILABLE)),
+            "waits_for": sa.case((is_delayed, word(WaitsFor.TIME))),
+            "arguments": self.syntax.json(given["arguments"]),
+            "headers": self.syntax.json(given["headers"]),
+            "unique_key": given["unique_key"],
+            "run_at": run_at,
+            "deadline": given["deadline"],
+            "timeout": given["timeout"],
+            "max_attempts": given["max_attempts"],
+            "origin": given["origin"],
+            "tenant": given["tenant"],
+            "trace_id": given["trace_id"],
+            "created_at": now,
+            "updated_at": now,
+        }
+        if "id" in given:
+            values["id"] = given["id"]
+        source = clock if rows is None else rows.join(clock, sa.true())
+        return select(*(value.label(name) for name, value in values.items())).select_from(source)
+
+    def _insert(self, source: sa.Select[Any]) -> Any:
+        return sa.insert(self.job).from_select(list(source.selected_columns.keys()), source)
+
+    def _returning(self, insert: Any) -> Any:
+        return insert.returning(self.job.c.id, self.job.c.state)
+
+    # ---- idempotency keys ------------------------------------------------------------------------
+
+    @cached_property
+    def idempotent_job(self) -> Any:
+        """The first job of an idempotency key, with its state if it is still there."""
+        key, job = self.tables.idempotency_key, self.job
+        return (
+            select(key.c.job_id, key.c.queue, job.c.state)
+            .select_from(key.outerjoin(job, job.c.id == key.c.job_id))
+            .where(key.c.kind == bindparam("kind"), key.c.key == bindparam("key"))
+        )
+
+    @cached_property
+    def name_idempotent_job(self) -> Any:
+        """Tie a key just taken to the job just inserted."""
+        key = self.tables.idempotency_key
+        return (
+            sa.update(key)
+            .where(key.c.kind == bindparam("of_kind"), key.c.key == bindparam("of_key"))
+            .values(job_id=bindparam("job_id"))
+        )
+
+    @cached_property
+    def drop_idempotency_key(self) -> Any:
+        """Take back a key just taken in the same transaction."""
+        key = self.tables.idempotency_key
+        return sa.delete(key).where(key.c.kind == bindparam("kind"), key.c.key == bindparam("key"))
+
+    @cached_property
+    def prune_idempotency_keys(self) -> Any:
+        """Forget keys older than their retention."""
+        key = self.tables.idempotency_key
+        old = (
+            select(key.c.kind, key.c.key)
+            .where(key.c.created_at < minus(self.now(), bindparam("age", type_=Duration())))
+            .order_by(key.c.created_at)
+            .limit(bindparam("limit", type_=sa.Integer()))
+        )
+        return sa.delete(key).where(sa.tuple_(key.c.kind, key.c.key).in_(old))
+
+    # ---- look ------------------------------------------------------------------------------------
+
+    @cached_property
+    def next_due(self) -> Any:
+        """How long until the next delayed or retrying job is due (zero or less: now); no row if none."""
+        until = minus_time(self.job.c.run_at, self.now())
+        return (
+            select(until).where(predicate(IS_DUE_BY_TIME)).order_by(self.job.c.run_at).limit(1)
+        )
+
+    @cached_property
+    def running_of(self) -> Any:
+        """What a worker holds, by the database's account."""
+        return select(self.job.c.id, self.job.c.lease, self.job.c.queue).where(
+            predicate(IS_RUNNING), self.job.c.worker == bindparam("worker")
+        )
+
+    @cached_property
+    def expired(self) -> Any:
+        """Running jobs whose lease has run out, longest first."""
+        job = self.job
+        return (
+            select(
+                job.c.id,
+                job.c.kind,
+                job.c.queue,
+                job.c.lease,
+                job.c.worker,
+                job.c.attempt,
+                job.c.max_attempts,
+                job.c.snoozes,
+                job.c.crashes,
+            )
+            .where(predicate(IS_RUNNING), job.c.leased_until <= self.now())
+            .order_by(job.c.leased_until)
+            .limit(bindparam("limit", type_=sa.Integer()))
+        )
+
+    @cached_property
+    def leases_of(self) -> Any:
+        """The present lease and state of given jobs."""
+        job, wanted = self.job, self.syntax.rows("wanted", ID)
+        return select(job.c.id, job.c.lease, job.c.state).where(job.c.id == wanted.c.id)
+
+    # ---- stage -----------------------------------------------------------------------------------
+
+    @cached_property
+    def stage(self) -> Any:
+        """Delayed and retrying jobs whose time has come become available."""
+        job = self.job.alias("due")
+        due = (
+            select(job.c.id)
+            .where(predicate(IS_DUE_BY_TIME), job.c.run_at <= self.now())
+            .order_by(job.c.run_at)
+            .limit(bindparam("limit", type_=sa.Integer()))
+        )
+        picked = self.syntax.locked(due, job, "picked")
+        return (
+            sa.update(self.job)
+            .where(self.job.c.id == picked.c.id)
+            .values({**self._becomes(life.STAGE), "updated_at": self.now()})
+            .returning(self.job.c.queue)
+        )
+
+    # ---- claim: the pick is each dialect's own -----------------------------------------------------
+
+    def claim_values(self, lease: ColumnElement[Any]) -> dict[str, Any]:
+        """What a claim writes: the attempt counts now, before any user code."""
+        return {
+            **self._becomes(life.CLAIM),
+            "attempt": self.job.c.attempt + 1,
+            "lease": lease,
+            "leased_until": plus(self.now(), bindparam("lease_length", type_=Duration())),
+            "worker": bindparam("claimed_by", type_=Text()),
+            "started_at": self.now(),
+            "updated_at": self.now(),
+        }
+
+    @property
+    def claimed(self) -> tuple[ColumnElement[Any], ...]:
+        """What a run needs to know of its job; the deadline is judged by the claim's own clock."""
+        job = self.job.c
+        names = (
+            "id", "kind", "queue", "priority", "arguments", "attempt", "max_attempts", "snoozes",
+            "lease", "run_at", "created_at", "deadline", "timeout", "unique_key", "tenant",
+            "trace_id", "headers",
+        )  # fmt: skip
+        time_left = minus_time(job.deadline, self.now()).label("time_left")
+        return (*(job[name] for name in names), time_left)
+
+    def not_paused(self, queue: ColumnElement[Any]) -> ColumnElement[bool]:
+        """True for a queue that nobody has paused: asked inside the claim itself."""
+        paused = self.tables.queue
+        return ~sa.exists().where(paused.c.name == queue, paused.c.paused_at.is_not(None))
+
+    # ---- renew -----------------------------------------------------------------------------------
+
+    @cached_property
+    def renew(self) -> Any:
+        """Lengthen the leases that are still held; says which runs were asked to stop."""
+        picked = self._held("held", LEASED)
+        job = self.job
+        return (
+            sa.update(job)
+            .where(job.c.id == picked.c.id)
+            .values(leased_until=plus(self.now(), bindparam("lease_length", type_=Duration())))
+            .returning(job.c.id, job.c.cancel_requested_at.is_not(None).label("cancel_requested"))
+        )
+
+    # ---- settle ----------------------------------------------------------------------------------
+
+    @cached_property
+    def complete(self) -> Any:
+        """The hot path: runs whose action returned. One that was asked to stop ends as cancelled."""
+        picked = self._held("done", COMPLETED)
+        job = self.job
+        return (
+            sa.update(job)
+            .where(job.c.id == picked.c.id)
+            .values(
+                state=self._unless_cancelled(word(State.COMPLETED)),
+                result=self.syntax.json(picked.c.result),
+                leased_until=None,
+                finished_at=self.now(),
+                updated_at=self.now(),
+            )
+            .returning(job.c.id, job.c.state)
+        )
+
+    @cached_property
+    def release(self) -> Any:
+        """Every other end of a run: retry, snooze, discard, cancel, give back."""
+        return self._release(self._held("ended", RELEASED))
+
+    @cached_property
+    def release_expired(self) -> Any:
+        """The same for a lapsed lease: a run renewed or settled since it was listed is left alone."""
+        return self._release(self._held("ended", RELEASED, only_expired=True))
+
+    def _release(self, picked: sa.FromClause) -> Any:
+        job, now = self.job, self.now()
+        final = self._unless_cancelled(picked.c.state)
+        is_over = final.in_([word(state) for state in life.TERMINAL])
+        is_dead = sa.and_(final == word(State.DISCARDED), job.c.on_failure.is_distinct_from("skip"))
+        return (
+            sa.update(job)
+            .where(job.c.id == picked.c.id)
+            .values(
+                state=final,
+                waits_for=sa.case((job.c.cancel_requested_at.is_(None), picked.c.waits_for)),
+                run_at=func.coalesce(plus(now, picked.c.delay), job.c.run_at, type_=Timestamp()),
+                attempt=job.c.attempt - picked.c.attempts_returned,
+                snoozes=job.c.snoozes + picked.c.snoozed,
+                crashes=job.c.crashes + picked.c.crashed,
+                last_error=func.coalesce(picked.c.error, job.c.last_error),
+                failed_at=sa.case((picked.c.failed, now), else_=job.c.failed_at),
+                dead_letter=sa.case((is_dead, sa.true())),
+                leased_until=None,
+                finished_at=sa.case((is_over, now)),
+                updated_at=now,
+            )
+            .returning(job.c.id, job.c.state, job.c.queue)
+        )
+
+    def _held(self, name: str, columns: Columns, *, only_expired: bool = False) -> sa.FromClause:
+        """The given runs whose lease still stands, locked.
+
+        "Running" is asked as "has a lease" (a check constraint makes them one): asked by state, a plan
+        made while few jobs ran walks the index of running jobs instead of the primary key.
+        """
+        given, job = self.syntax.rows(name, columns), self.job.alias("candidate")
+        rest = [given.c[column] for column in columns if column not in ("id", "lease")]
+        held = (
+            select(job.c.id, *rest)
+            .select_from(given)
+            .join(job, job.c.id == given.c.id)
+            .where(job.c.lease == given.c.lease, job.c.leased_until.is_not(None))
+            .order_by(job.c.id)
+        )
+        if only_expired:
+            held = held.where(job.c.leased_until <= self.now())
+        return self.syntax.locked(held, job, "picked")
+
+    def _unless_cancelled(self, state: ColumnElement[Any]) -> ColumnElement[Any]:
+        is_asked = self.job.c.cancel_requested_at.is_not(None)
+        return sa.case((is_asked, word(State.CANCELLED)), else_=state)
+
+    # ---- history ---------------------------------------------------------------------------------
+
+    @cached_property
+    def record(self) -> Any:
+        """Write down what happened to jobs."""
+        history, entries = self.tables.history, self.syntax.rows("entries", ENTRY)
+        values = {name: entries.c[name] for name in ENTRY if name != "details"}
+        values["details"] = self.syntax.json(entries.c.details)
+        values["at"] = self.now()
+        source = select(*(value.label(name) for name, value in values.items()))
+        return sa.insert(history).from_select(list(values), source)
+
+    @cached_property
+    def trim_history(self) -> Any:
+        """Keep the latest entries of a job."""
+        history = self.tables.history
+        oldest_kept = (
+            select(history.c.id)
+            .where(history.c.job_id == bindparam("job_id"))
+            .order_by(history.c.id.desc())
+            .offset(bindparam("keep", type_=sa.Integer()))
+            .limit(1)
+            .scalar_subquery()
+        )
+        return sa.delete(history).where(
+            history.c.job_id == bindparam("job_id"), history.c.id <= oldest_kept
+        )
+
+    # ---- prune -----------------------------------------------------------------------------------
+
+    def prune(self, state: State, *, dead_letters: bool = False) -> Any:
+        """Delete the oldest ended jobs of one state, a batch at a time, from a place in the order on."""
+        job = self.job.alias("old")
+        old = self._old_jobs(job, state, dead_letters).limit(bindparam("limit", type_=sa.Integer()))
+        picked = self.syntax.locked(old, job, "picked")
+        return (
+            sa.delete(self.job)
+            .where(self.job.c.id.in_(select(picked.c.id)))
+            .returning(self.job.c.id, self.job.c.finished_at)
+        )
+
+    def oldest_prunable(self, state: State, *, dead_letters: bool = False) -> Any:
+        """The one that :meth:`prune` would delete first."""
+        return self._old_jobs(self.job.alias("old"), state, dead_letters).limit(1)
+
+    def _old_jobs(self, job: Any, state: State, dead_letters: bool) -> sa.Select[Any]:
+        kept = self.syntax.rows("kept", ID)
+        return (
+            select(job.c.id)
+            .where(
+                predicate(IS_DEAD_LETTER if dead_letters else IS_OVER),
+                job.c.state == word(state),
+                job.c.finished_at < minus(self.now(), bindparam("age", type_=Duration())),
+                job.c.finished_at >= bindparam("after", type_=Timestamp()),
+                job.c.id.not_in(select(kept.c.id)),
+            )
+            .order_by(job.c.finished_at, job.c.id)
+        )
+
+    # ---- workers ---------------------------------------------------------------------------------
+
+    @cached_property
+    def beat(self) -> Any:
+        """A worker says that it is alive."""
+        worker = self.tables.worker
+        return (
+            sa.update(worker)
+            .where(worker.c.id == bindparam("worker"))
+            .values(seen_at=self.now())
+            .returning(worker.c.id)
+        )
+
+    @cached_property
+    def announce(self) -> Any:
+        """A worker says who it is and what it serves."""
+        worker = self.tables.worker
+        given = ("id", "name", "host", "pid", "queues", "kinds")
+        values: dict[str, Any] = {
+            name: bindparam(name, type_=worker.c[name].type) for name in given
+        }
+        return sa.insert(worker).values(**values, started_at=self.now(), seen_at=self.now())
+
+    @cached_property
+    def withdraw(self) -> Any:
+        """A worker says goodbye."""
+        worker = self.tables.worker
+        return sa.delete(worker).where(worker.c.id == bindparam("worker"))
+
+    @cached_property
+    def forget_workers(self) -> Any:
+        """Drop the records of workers that were not heard of for long."""
+        worker = self.tables.worker
+        return sa.delete(worker).where(
+            worker.c.seen_at < minus(self.now(), bindparam("age", type_=Duration()))
+        )
+
+    # ---- new states, from the table of transitions ----------------------------------------------------
+
+    def _becomes(self, transition: Transition) -> dict[str, Any]:
+        waits_for = transition.waits_for
+        return {
+            "state": word(transition.target),
+            "waits_for": sa.null() if waits_for is None else word(waits_for),
+        }
+
+
+def plus(time: ColumnElement[Any], duration: ColumnElement[Any]) -> ColumnElement[Any]:
+    """A time later by a duration; NULL without one."""
+    return sa.type_coerce(time.op("+")(duration), Timestamp())
+
+
+def minus(time: ColumnElement[Any], duration: ColumnElement[Any]) -> ColumnElement[Any]:
+    """A time earlier by a duration."""
+    return sa.type_coerce(time.op("-")(duration), Timestamp())
+
+
+def minus_time(later: ColumnElement[Any], earlier: ColumnElement[Any]) -> ColumnElement[Any]:
+    """The duration between two times; NULL without one of them."""
+    return sa.type_coerce(later.op("-")(earlier), Duration())

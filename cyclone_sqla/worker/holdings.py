@@ -1,0 +1,57 @@
+"""What this worker holds: every job from its claim until its end is written."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from cyclone_sqla.context import ClaimedJob
+
+
+class Holdings:
+    """The worker's account of its leases and slots.
+
+    A slot is taken at the claim and free again when the run has finished; the lease is held, and
+    renewed, until the end is written.
+    """
+
+    def __init__(self, slots: Mapping[str, int]) -> None:
+        self._slots = dict(slots)
+        self._running: Counter[str] = Counter()
+        self._leases: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def free_slots(self) -> dict[str, int]:
+        """How many more jobs each queue may run now; queues without a free slot are left out."""
+        with self._lock:
+            free = {name: count - self._running[name] for name, count in self._slots.items()}
+        return {name: count for name, count in free.items() if count > 0}
+
+    def take(self, jobs: Iterable[ClaimedJob]) -> None:
+        """Jobs were claimed."""
+        with self._lock:
+            for job in jobs:
+                self._running[job.queue] += 1
+                self._leases[job.id] = job.lease
+
+    def finish(self, jobs: Iterable[ClaimedJob]) -> None:
+        """Runs have ended: their slots are free, their leases are still held."""
+        with self._lock:
+            for job in jobs:
+                self._running[job.queue] -= 1
+
+    def drop(self, leases: Iterable[tuple[int, int]]) -> None:
+        """Leases that are held no more: (job id, lease)."""
+        with self._lock:
+            for job_id, lease in leases:
+                if self._leases.get(job_id) == lease:
+                    del self._leases[job_id]
+
+    def leases(self) -> dict[int, int]:
+        """Every lease held (job id → lease)."""
+        with self._lock:
+            return dict(self._leases)
+
+    def __len__(self) -> int:
+        return len(self._leases)

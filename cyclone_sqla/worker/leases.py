@@ -1,0 +1,58 @@
+"""Keeps the leases of healthy runs alive, from a thread and connection of its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import timedelta
+
+from cyclone_sqla import operations
+from cyclone_sqla.dialects import Dialect, WorkerConnection
+from cyclone_sqla.worker.executor import Executor
+from cyclone_sqla.worker.holdings import Holdings
+from cyclone_sqla.worker.runs import Interruption
+
+log = logging.getLogger("cyclone_sqla.worker")
+
+
+class Leases:
+    """Renews at a third of the lease, so that one lost renewal does no harm."""
+
+    def __init__(
+        self,
+        *,
+        dialect: Dialect,
+        held: WorkerConnection,
+        executor: Executor,
+        holdings: Holdings,
+        lease: timedelta,
+        wait: Callable[[float], bool],
+    ) -> None:
+        self._dialect = dialect
+        self._held = held
+        self._executor = executor
+        self._holdings = holdings
+        self._lease = lease
+        self._wait = wait
+        self._is_waiting = True
+
+    def round(self) -> None:
+        """Wait a third of the lease, then renew; after a failure renew without waiting again."""
+        if self._is_waiting:
+            self._wait(self._lease.total_seconds() / 3)
+        self._is_waiting = False
+        self.renew()
+        self._is_waiting = True
+
+    def renew(self) -> None:
+        """Renew everything held; tell runs that they lost their lease or were asked to stop."""
+        leases = self._holdings.leases()
+        if not leases:
+            return
+        with self._held.step() as connection:
+            renewal = operations.renew(connection, self._dialect, leases, self._lease)
+        for job_id in renewal.cancel_requested:
+            self._executor.cancel(job_id, leases[job_id], Interruption.CANCELLED)
+        for job_id in renewal.lost:
+            if self._executor.cancel(job_id, leases[job_id], Interruption.LEASE_LOST):
+                log.warning("lease lost: job %s runs on and will change nothing", job_id)

@@ -1,0 +1,106 @@
+"""A background loop that no error ends: it logs, waits, goes on, and says how it is."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+
+log = logging.getLogger("cyclone_sqla.worker")
+
+FIRST_PAUSE = 0.1
+LONGEST_PAUSE = 5.0
+LOG_EVERY = 60.0
+"""Seconds between two log records about the same trouble of one loop."""
+
+
+class Loop:
+    """Calls ``step`` in a thread of its own until it is stopped.
+
+    ``step`` does one round of work, including its own waiting. After an error the loop pauses (0.1 s, doubling up to
+    5 s, jittered) and calls it again; ``recover`` is called before that, to forget what the
+    failed round may have left behind. An outage is logged when it begins, once a minute while it
+    lasts, and when it ends.
+    """
+
+    def __init__(
+        self, name: str, step: Callable[[], None], recover: Callable[[BaseException], None]
+    ) -> None:
+        self.name = name
+        self._step = step
+        self._recover = recover
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"cyclone-{name}", daemon=True)
+        self._failing_since: float | None = None
+        self._logged_at = 0.0
+        self._pause = FIRST_PAUSE
+        self.rounds = 0
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the loop runs and its latest round succeeded."""
+        return self._thread.is_alive() and self._failing_since is None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the loop's thread runs."""
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask the loop to end after its present round."""
+        self._stopping.set()
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the end; False if it has not come within ``timeout`` seconds."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._step()
+                self.rounds += 1
+            except BaseException as exc:  # noqa: BLE001 - a loop that ended would leave a zombie
+                self._fail(exc)
+            else:
+                self._succeed()
+
+    def _fail(self, exc: BaseException) -> None:
+        now = time.monotonic()
+        is_first = self._failing_since is None
+        if is_first:
+            self._failing_since = now
+        if is_first or now - self._logged_at >= LOG_EVERY:
+            self._logged_at = now
+            log.warning("%s failed, trying again: %s", self.name, _brief(exc), exc_info=_unexpected(exc))
+        try:
+            self._recover(exc)
+        except Exception as second:  # noqa: BLE001 - as above
+            log.warning("%s could not recover: %s", self.name, _brief(second))
+        self._stopping.wait(self._pause * random.uniform(0.5, 1.0))  # noqa: S311
+        self._pause = min(LONGEST_PAUSE, self._pause * 2)
+
+    def _succeed(self) -> None:
+        if self._failing_since is not None:
+            log.info("%s works again after %.1f s", self.name, time.monotonic() - self._failing_since)
+            self._failing_since = None
+        self._pause = FIRST_PAUSE
+
+
+def _brief(exc: BaseException) -> str:
+    """One line, without the statement and its parameters, which may hold an application's data."""
+    origin = getattr(exc, "orig", None) or exc
+    lines = str(origin).strip().splitlines()
+    return f"{type(origin).__name__}: {lines[0] if lines else ''}"
+
+
+def _unexpected(exc: BaseException) -> bool:
+    """Whether a traceback helps: not for what a database or network does."""
+    return getattr(exc, "orig", None) is None and not isinstance(exc, OSError)

@@ -1,0 +1,145 @@
+"""The loop that moves jobs: write what ended, claim what fits, start it, wait."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from queue import Empty, SimpleQueue
+
+from cyclone_sqla import operations
+from cyclone_sqla.context import ClaimedJob
+from cyclone_sqla.dialects import Dialect, WorkerConnection
+from cyclone_sqla.operations import Settled, Settlement
+from cyclone_sqla.outcomes import GivenBack, Retried, Snoozed
+from cyclone_sqla.worker.executor import Executor
+from cyclone_sqla.worker.holdings import Holdings
+from cyclone_sqla.worker.runs import Finished
+from cyclone_sqla.worker.settler import Settler, is_of_the_data
+from cyclone_sqla.worker.wakeup import Linger, Wakeup
+
+log = logging.getLogger("cyclone_sqla.worker")
+
+LARGE_BATCH = 100
+YIELD = 0.001
+"""After a large batch on SQLite the others waiting for the write lock get this many seconds."""
+
+
+class Work:
+    """One round settles the runs that have ended, claims as many jobs as there are free slots, and starts them."""
+
+    def __init__(
+        self,
+        *,
+        dialect: Dialect,
+        held: WorkerConnection,
+        executor: Executor,
+        holdings: Holdings,
+        settler: Settler,
+        wakeup: Wakeup,
+        worker: str,
+        kinds: Sequence[str],
+        lease: timedelta,
+        poll: float,
+        due_in: Callable[[float], None],
+    ) -> None:
+        self._dialect = dialect
+        self._held = held
+        self._executor = executor
+        self._holdings = holdings
+        self._settler = settler
+        self._wakeup = wakeup
+        self._worker = worker
+        self._kinds = kinds
+        self._lease = lease
+        self._due_in = due_in
+        self._linger = Linger(poll)
+        self._finished: SimpleQueue[Finished] = executor.finished
+        self._is_uncertain = False
+        self.is_claiming = True
+
+    def round(self) -> None:
+        """One round, with its wait if there was nothing to do."""
+        self._settler.add(self._drain())
+        batch = self._settler.next_batch()
+        if self._is_uncertain:
+            self._reconcile()
+        claimed, busy = self._step(batch)
+        self._start(claimed)
+        if claimed or (batch and not busy):
+            self._linger.reset()
+        else:
+            self._wait()
+
+    def recover(self, exc: BaseException) -> None:
+        """After a failed round: a claim's reply may have been lost, or a row may be unfit for the database."""
+        self._is_uncertain = True
+        if is_of_the_data(exc):
+            self._settler.write_carefully(self._held, self._settler.next_batch())
+
+    def _step(self, batch: Sequence[Settlement]) -> tuple[list[ClaimedJob], int]:
+        """Nothing is started, and nothing forgotten, before the database has committed."""
+        slots = self._holdings.free_slots() if self.is_claiming else {}
+        if not batch and not self._is_worth_a_claim(slots):
+            return [], 0
+        settled: list[Settled] = []
+        claimed: list[ClaimedJob] = []
+        with self._held.step() as connection:
+            if batch:
+                settled = self._settler.write(connection, batch)
+            if slots:
+                claimed = operations.claim(
+                    connection, self._dialect, slots, self._kinds, self._worker, self._lease
+                )
+        self._holdings.take(claimed)
+        busy = self._settler.note(batch, settled)
+        self._tell_when_due(batch)
+        return claimed, busy
+
+    def _is_worth_a_claim(self, slots: dict[str, int]) -> bool:
+        if not slots:
+            return False
+        with self._held.reading() as connection:
+            return self._dialect.may_find_work(connection, slots, self._kinds)
+
+    def _start(self, claimed: Sequence[ClaimedJob]) -> None:
+        for job in self._executor.start_runs(claimed):
+            self._finished.put(Finished(job, GivenBack(), 0.0))
+        if len(claimed) >= LARGE_BATCH and self._dialect.one_writer:
+            time.sleep(YIELD)
+
+    def _wait(self) -> None:
+        if self._wakeup.wait(self._linger.next_wait()) is not None:
+            self._linger.reset()
+
+    @property
+    def has_unsettled(self) -> bool:
+        """Whether runs have ended whose end is not written yet."""
+        return len(self._holdings) > 0 or not self._finished.empty()
+
+    def _drain(self) -> list[Finished]:
+        finished: list[Finished] = []
+        try:
+            while True:
+                finished.append(self._finished.get_nowait())
+        except Empty:
+            return finished
+
+    def _reconcile(self) -> None:
+        """Give back what the database says this worker holds and the worker knows nothing of."""
+        with self._held.reading() as connection:
+            held = operations.held_by(connection, self._dialect, self._worker)
+        known = self._holdings.leases()
+        unknown = {i: lease for i, lease in held.items() if known.get(i) != lease}
+        if unknown:
+            log.warning("giving back %d job(s) whose claim was not answered", len(unknown))
+            strays = [Settlement(i, x, 1, self._worker, GivenBack()) for i, x in unknown.items()]
+            with self._held.transaction() as connection:
+                operations.release(connection, self._dialect, strays, history_limit=1)
+        self._is_uncertain = False
+
+    def _tell_when_due(self, batch: Sequence[Settlement]) -> None:
+        delays = [s.outcome.delay for s in batch if isinstance(s.outcome, Retried | Snoozed)]
+        if delays:
+            self._due_in(min(delays).total_seconds())

@@ -1,0 +1,327 @@
+"""A worker: the loops of one process, started and stopped together."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import sqlalchemy as sa
+from sqlalchemy import Engine
+from sqlalchemy.pool import NullPool
+
+from cyclone_sqla import operations, schema_version
+from cyclone_sqla.app import Cyclone
+from cyclone_sqla.backoff import DEFAULT_BACKOFF, BackoffPolicy
+from cyclone_sqla.dialects import Dialect
+from cyclone_sqla.errors import ConfigurationError
+from cyclone_sqla.hint_senders import notify_channel
+from cyclone_sqla.settings import WorkerSettings
+from cyclone_sqla.urls import parsed, worker_url
+from cyclone_sqla.worker.executor import Executor
+from cyclone_sqla.worker.holdings import Holdings
+from cyclone_sqla.worker.leases import Leases
+from cyclone_sqla.worker.loop import Loop
+from cyclone_sqla.worker.maintenance import Maintenance
+from cyclone_sqla.worker.runs import Finished
+from cyclone_sqla.worker.settler import Settler
+from cyclone_sqla.worker.wakeup import PostgresListener, Source, SqliteWatcher, Wakeup
+from cyclone_sqla.worker.work import Work
+
+log = logging.getLogger("cyclone_sqla.worker")
+
+LAST_SETTLE = 5.0
+"""Seconds at the end of a stop to write down what has ended, if the database answers."""
+
+
+class Worker:
+    """Runs the jobs of an application until it is stopped.
+
+    ::
+
+        with Worker(cyclone, queues={"ledger": 5}) as worker:
+            ...                                  # e.g. inside a web application's lifespan
+
+        Worker(cyclone).run()                    # or as a process of its own
+
+    ``settings`` are those of :class:`WorkerSettings`; single ones can be given by name. ``database`` (a
+    URL or an Engine) overrides the application's. The worker makes an engine of its own for it, unless
+    ``engine`` gives one.
+
+    Raises ConfigurationError for settings that can't work, at once, and SchemaError at start for a
+    database whose tables don't fit.
+    """
+
+    def __init__(
+        self,
+        cyclone: Cyclone,
+        settings: WorkerSettings | None = None,
+        *,
+        database: Engine | sa.URL | None = None,
+        engine: Engine | None = None,
+        **overrides: Any,
+    ) -> None:
+        if settings is not None and overrides:
+            raise ConfigurationError("give WorkerSettings or single settings, not both")
+        self.cyclone = cyclone
+        self.settings = settings or WorkerSettings(**overrides)
+        self._database = database
+        self._given_engine = engine
+        self.name = self.settings.name or f"{socket.gethostname()}:{os.getpid()}"
+        self.id = f"{self.name}/{uuid.uuid4().hex[:12]}"
+        self._stop_asked = threading.Event()
+        self._stopped = threading.Event()
+        self._stopping = threading.Lock()
+        self._parts: _Parts | None = None
+
+    # ---- life --------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Check everything that can be checked, then start the loops."""
+        if self._parts is not None:
+            raise ConfigurationError("this Worker was started before; make a new one")
+        self.cyclone.check()
+        self._parts = _Parts(self)
+        self._parts.start()
+        log.info("worker %s started: %s", self.id, self._parts.summary())
+
+    def stop(self, grace: float | None = None) -> bool:
+        """Claim nothing more, let runs end within ``grace`` seconds, give back the rest, end.
+
+        False if a run would not end: Python can't stop a thread, and the job's lease is left to run out.
+        """
+        self._stop_asked.set()
+        with self._stopping:
+            if self._parts is None or self._stopped.is_set():
+                return True
+            has_ended = self._parts.stop(self.settings.grace if grace is None else grace)
+            self._stopped.set()
+        log.info("worker %s stopped", self.id)
+        return has_ended
+
+    def run(self) -> bool:
+        """Start, and work until :meth:`stop` or :meth:`ask_to_stop` is called; see :meth:`stop`."""
+        self.start()
+        self._stop_asked.wait()
+        return self.stop()
+
+    def ask_to_stop(self) -> None:
+        """Have :meth:`run` stop the worker; returns at once, safe in a signal handler."""
+        self._stop_asked.set()
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether every loop runs and its latest round succeeded."""
+        return self._parts is not None and all(self.health().values())
+
+    def health(self) -> dict[str, bool]:
+        """Each loop by name: whether it runs and its latest round succeeded."""
+        return self._parts.health() if self._parts is not None else {}
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> Self:
+        import asyncio
+
+        await asyncio.to_thread(self.start)
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        import asyncio
+
+        await asyncio.to_thread(self.stop)
+
+    # ---- what the parts are made from ----------------------------------------------------------------------
+
+    def resolve_database(self) -> Engine | sa.URL:
+        """Where the jobs are: what was given here, else the application's."""
+        database = self._given_engine or self._database or self.cyclone.resolve_database()
+        if database is None:
+            raise ConfigurationError(
+                "no database: give Cyclone(database=…), or the worker --database-url or database=…"
+            )
+        return database
+
+    def slots(self) -> dict[str, int]:
+        """How many runs of each queue may go on at the same time."""
+        if self.settings.queues is not None:
+            return dict(self.settings.queues)
+        return dict.fromkeys(sorted(self.cyclone.registry.queues()), self.settings.concurrency)
+
+    def make_engine(self, dialect: Dialect) -> tuple[Engine, bool]:
+        """The engine to work with, and whether it is this worker's to dispose of."""
+        if self._given_engine is not None:
+            return self._given_engine, False
+        return dialect.worker_engine(self.resolve_database(), self.settings), True
+
+
+class _Parts:
+    """The loops of a started worker."""
+
+    def __init__(self, worker: Worker) -> None:
+        settings, cyclone = worker.settings, worker.cyclone
+        database = worker.resolve_database()
+        backend = database.dialect.name if isinstance(database, Engine) else database.get_backend_name()
+        self.worker = worker
+        self.dialect = cyclone.dialect(backend)
+        self.slots = worker.slots()
+        self.kinds = sorted(cyclone.registry.kinds())
+        if not self.kinds:
+            raise ConfigurationError("no action is registered, so there is nothing to work on")
+        self.engine, self.owns_engine = worker.make_engine(self.dialect)
+        self.wakeup = Wakeup(self.slots)
+        self.source = self._wake_source()
+        self.holdings = Holdings(self.slots)
+        self.executor = Executor(
+            cyclone.registry.get, max_threads=sum(self.slots.values()), on_finished=self._on_finished
+        )
+        self.settler = Settler(self.dialect, self.holdings, worker.id, settings.history_limit)
+        self.connections = [self.dialect.hold(self.engine, settings) for _ in range(3)]
+        work_connection, lease_connection, care_connection = self.connections
+        self._renewing = threading.Event()
+        self.maintenance = Maintenance(
+            dialect=self.dialect,
+            held=care_connection,
+            settings=settings,
+            record=self._record(),
+            backoff_of=self._backoff_of,
+            on_staged=self.wakeup.set,
+        )
+        self.leases = Leases(
+            dialect=self.dialect,
+            held=lease_connection,
+            executor=self.executor,
+            holdings=self.holdings,
+            lease=settings.lease_length,
+            wait=self._renewing.wait,
+        )
+        self.work = Work(
+            dialect=self.dialect,
+            held=work_connection,
+            executor=self.executor,
+            holdings=self.holdings,
+            settler=self.settler,
+            wakeup=self.wakeup,
+            worker=worker.id,
+            kinds=self.kinds,
+            lease=settings.lease_length,
+            poll=settings.poll,
+            due_in=self.maintenance.due_in,
+        )
+        self.work_loop = Loop("work", self.work.round, self.work.recover)
+        self.lease_loop = Loop("leases", self.leases.round, _nothing_to_recover)
+        self.care_loop = Loop("maintenance", self.maintenance.round, _nothing_to_recover)
+
+    def summary(self) -> str:
+        queues = ", ".join(f"{name}:{count}" for name, count in self.slots.items())
+        return f"queues {queues}; kinds {', '.join(self.kinds)}"
+
+    def health(self) -> dict[str, bool]:
+        loops = (self.work_loop, self.lease_loop, self.care_loop)
+        return {loop.name: loop.healthy for loop in loops}
+
+    def start(self) -> None:
+        try:
+            with self.connections[0].reading() as connection:
+                schema_version.require(connection, self.worker.cyclone.schema)
+                self.dialect.refuse_unfit_for_work(connection)
+            self.maintenance.beat()
+        except BaseException:
+            self._close()
+            raise
+        if self.source is not None:
+            self.source.start()
+        for loop in (self.work_loop, self.lease_loop, self.care_loop):
+            loop.start()
+
+    def stop(self, grace: float) -> bool:
+        """Runs end while their leases are still renewed; then what ended is written, then all is closed."""
+        self.work.is_claiming = False
+        if self.source is not None:
+            self.source.stop()
+        left = self.executor.stop(grace)
+        self._settle_the_rest(time.monotonic() + LAST_SETTLE)
+        for loop in (self.work_loop, self.care_loop, self.lease_loop):
+            loop.stop()
+        self.wakeup.set()
+        self.maintenance.stop()
+        self._renewing.set()
+        has_ended = all(loop.join(LAST_SETTLE) for loop in (self.work_loop, self.care_loop, self.lease_loop))
+        for job in left:
+            log.warning("job %s (%s) runs on in its thread; its lease will run out", job.id, job.kind)
+        if has_ended:
+            self._withdraw()
+            self._close()
+        return has_ended and not left
+
+    def _settle_the_rest(self, give_up: float) -> None:
+        while self.work.has_unsettled and time.monotonic() < give_up and self.work_loop.is_alive:
+            self.wakeup.set()
+            time.sleep(0.01)
+
+    def _withdraw(self) -> None:
+        try:
+            with self.connections[0].step() as connection:
+                operations.withdraw(connection, self.dialect, self.worker.id)
+        except Exception as exc:  # noqa: BLE001 - a record left behind is forgotten in a day
+            log.warning("the worker's record could not be removed: %s", type(exc).__name__)
+
+    def _close(self) -> None:
+        for connection in self.connections:
+            connection.close()
+        if self.owns_engine:
+            self.engine.dispose()
+
+    def _wake_source(self) -> Source | None:
+        settings, schema = self.worker.settings, self.worker.cyclone.schema
+        if not settings.listen:
+            return None
+        if not self.dialect.notifies:
+            return SqliteWatcher(self.wakeup, self.engine)
+        direct = self.engine
+        if settings.listen_url is not None:
+            direct = sa.create_engine(worker_url(parsed(settings.listen_url)), poolclass=NullPool)
+        return PostgresListener(self.wakeup, direct, notify_channel(schema))
+
+    def _on_finished(self, finished: Finished) -> None:
+        self.executor.finished.put(finished)
+        self.wakeup.set()
+
+    def _backoff_of(self, kind: str) -> BackoffPolicy:
+        action = self.worker.cyclone.registry.find(kind)
+        return action.backoff if action is not None else DEFAULT_BACKOFF
+
+    def _record(self) -> Mapping[str, Any]:
+        return {
+            "id": self.worker.id,
+            "name": self.worker.name,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "queues": self.slots,
+            "kinds": self.kinds,
+        }
+
+
+def _nothing_to_recover(_exc: BaseException) -> None:
+    """These loops leave nothing behind that the next round would not find by itself."""
