@@ -1,9 +1,12 @@
 """What is in the packages that users install."""
 
+import os
+import sqlite3
 import subprocess
 import sys
 import tarfile
 import zipfile
+from contextlib import closing
 from email.message import Message
 from email.parser import Parser
 from pathlib import Path
@@ -59,6 +62,28 @@ def test_the_wheel_holds_the_migrations_inside_the_package(names: set[str]) -> N
     assert "cyclone_sqla/_alembic/env.py" in scripts
     assert any(name.startswith("cyclone_sqla/_alembic/versions/") for name in scripts)
     assert names >= scripts
+
+
+def test_an_installed_package_migrates_with_the_scripts_it_holds(
+    wheel: Path, tmp_path: Path
+) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site-packages")
+    program = (
+        "import cyclone_sqla.migrations as m;"
+        "print(m.__file__, m.migrate_database('sqlite:///shop.db'))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site-packages")},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert answer.stdout.startswith(str(tmp_path))
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
+        assert connection.execute("SELECT count(*) FROM cyclone_job").fetchone() == (0,)
 
 
 def test_the_wheel_holds_nothing_else(names: set[str]) -> None:
