@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 import reprlib
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -150,18 +149,17 @@ def _check_timeout(name: str, value: object) -> timedelta:
 
 def _as_duration(name: str, value: object) -> timedelta:
     if isinstance(value, timedelta):
-        duration = value
+        seconds: float = value.total_seconds()
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        if not math.isfinite(value) or abs(value) > MAX_DURATION.total_seconds():
-            raise InvalidJobError(f"{name}: must be at most {MAX_DURATION.days} days")
-        duration = timedelta(seconds=value)
+        seconds = value
     else:
         raise InvalidJobError(
             f"{name}: must be a timedelta or a number of seconds, not {type(value).__name__}"
         )
-    if duration > MAX_DURATION:
+    longest = MAX_DURATION.total_seconds()
+    if not -longest <= seconds <= longest:  # not the other way round: NaN compares to nothing
         raise InvalidJobError(f"{name}: must be at most {MAX_DURATION.days} days")
-    return duration
+    return value if isinstance(value, timedelta) else timedelta(seconds=seconds)
 
 
 def _check_time(name: str, value: object) -> datetime:

@@ -31,6 +31,10 @@ MAX_INT_DIGITS = 4300
 
 _TOO_LARGE = 10**MAX_INT_DIGITS
 
+_LONG_PATH = 20
+_SOME = object()
+"""The step to an element of a set, which has no place of its own."""
+
 Path: TypeAlias = tuple[object, ...]
 
 
@@ -84,7 +88,9 @@ def check_size(kind: str, text: str, limit: int) -> None:
 
 
 def path_text(path: Path) -> str:
-    """The path as one would write it in Python: ``rows[3].name``."""
+    """The path as one would write it in Python: ``rows[3].name``; a very deep one is cut."""
+    if len(path) > _LONG_PATH:
+        return path_text(path[: _LONG_PATH - 1]) + f"…({len(path)} deep)"
     text = ""
     for step in path:
         if isinstance(step, str) and step.isidentifier() and len(step) <= 64:
@@ -95,6 +101,8 @@ def path_text(path: Path) -> str:
 
 
 def _label(step: object) -> str:
+    if step is _SOME:
+        return "…"
     try:
         return reprlib.repr(step)
     except ValueError:  # an int of more than 4300 digits has no repr
@@ -123,8 +131,10 @@ def find_fault(
 def _parts(value: object) -> Iterator[tuple[object, object]]:
     if isinstance(value, Mapping):
         yield from cast("Mapping[object, object]", value).items()
-    elif isinstance(value, list | tuple | deque | set | frozenset):
+    elif isinstance(value, list | tuple | deque):
         yield from enumerate(cast("list[object]", value))
+    elif isinstance(value, set | frozenset):
+        yield from ((_SOME, element) for element in cast("set[object]", value))
     else:
         yield from fields_of(value).items()
 
@@ -167,8 +177,8 @@ def not_plain_json(value: object) -> str | None:
     if type(value) in (str, int, float, bool, NoneType, list, dict):
         return not_storable(value) or _odd_key(value)
     return (
-        f"is a {type(value).__name__}; without the action's code only plain JSON can be sent: "
-        "str, int, float, bool, None, list, and dict with str keys"
+        f"is of type {type(value).__name__}; without the action's code only plain JSON can be "
+        "sent: str, int, float, bool, None, list, and dict with str keys"
     )
 
 
@@ -271,7 +281,7 @@ def _compare_keys(key: object, arrived: dict[object, object]) -> Fault | None:
         fault = difference(key, arrived[key])
         return fault and Fault((), f"as a key: {fault.reason}")
     if not isinstance(key, str) and str(key) in arrived:
-        return Fault((), f"the key, {_a(type(key))}, would arrive as a str")
+        return Fault((), f"the key, of type {type(key).__name__}, would arrive as str")
     return Fault((), "would be lost, or arrive under another key")
 
 
@@ -292,21 +302,22 @@ def _compare_objects(sent: Any, back: Any) -> Fault | None:
         return _compare_mappings(fields_of(sent), fields_of(back))
     if sent == back:
         return None
-    if getattr(back, "__dict__", None):  # a class without __eq__ is compared by what it holds
-        return _compare_mappings(vars(sent), vars(back))
-    return _changed(sent, back)
+    # A class without __eq__ is compared by what it holds.
+    held = getattr(back, "__dict__", None)
+    same = held and _compare_mappings(vars(sent), held) is None
+    return None if same else _changed(sent, back)
 
 
 def _changed(sent: object, back: object) -> Fault:
     if type(sent) is not type(back):
-        return Fault((), f"{_a(type(sent))} would arrive as {_a(type(back))}")
+        return Fault((), f"{type(sent).__name__} would arrive as {_type_name(back)}")
     if isinstance(sent, list | tuple | set | frozenset | deque):
         return Fault((), "would arrive with another number of elements")
     return Fault((), f"this {type(sent).__name__} would arrive changed")
 
 
-def _a(kind: type) -> str:
-    return "None" if kind is NoneType else f"a {kind.__name__}"
+def _type_name(value: object) -> str:
+    return "None" if value is None else type(value).__name__
 
 
 _Comparison: TypeAlias = Callable[[Any, Any], Fault | None]
