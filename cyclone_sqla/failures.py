@@ -209,7 +209,7 @@ def _notes(exc: BaseException) -> list[str]:
 
 def _places(exc: BaseException) -> list[_Place]:
     """The traceback from the first frame outside this library; all of it if there is none."""
-    tb = _attempt(lambda: exc.__traceback__, None)
+    tb = _part(exc, "__traceback__", TracebackType)
     entered = tb
     while entered is not None and _is_ours(entered):
         entered = entered.tb_next
@@ -243,12 +243,13 @@ def _related(exc: BaseException) -> list[_Related]:
 
 
 def _neighbours(exc: BaseException) -> list[_Related]:
-    cause = _attempt(lambda: exc.__cause__, None)
-    context = _attempt(lambda: None if exc.__suppress_context__ else exc.__context__, None)
-    nearest = [_Related("cause", cause)] if cause is not None else []
-    if cause is None and context is not None:
-        nearest = [_Related("context", context)]
-    return [*nearest, *(_Related("member", member) for member in _members(exc))]
+    members = [_Related("member", member) for member in _members(exc)]
+    if (cause := _part(exc, "__cause__", BaseException)) is not None:
+        return [_Related("cause", cause), *members]
+    context = _part(exc, "__context__", BaseException)
+    if context is None or _part(exc, "__suppress_context__", bool):
+        return members
+    return [_Related("context", context), *members]
 
 
 def _members(exc: BaseException) -> list[BaseException]:
@@ -257,6 +258,12 @@ def _members(exc: BaseException) -> list[BaseException]:
         return none
     group = cast("BaseExceptionGroup[BaseException]", exc)
     return _attempt(lambda: list(islice(group.exceptions, _WALK_LIMIT)), none)
+
+
+def _part(exc: BaseException, name: str, kind: type[T]) -> T | None:
+    """An attribute, if it can be read and really is what Python keeps there."""
+    value: object = _attempt(lambda: getattr(exc, name), None)
+    return cast("T", value) if issubclass(type(value), kind) else None
 
 
 def _attempt(read: Callable[[], T], otherwise: T) -> T:
