@@ -35,22 +35,24 @@ MAX_PAYLOAD = 1024 * 1024
 """How large a job's arguments may be unless the application says otherwise, in bytes of JSON."""
 
 Database: TypeAlias = "str | sa.URL | Engine | Any"
-"""A URL, an Engine or AsyncEngine, a (async_)sessionmaker, or a callable that returns one of these."""
+"""A URL, an Engine or AsyncEngine, a (async_)sessionmaker, or a callable that returns one of these.
+"""
 
 
 class Cyclone:
     """The queue of one application.
 
-    ``database`` is where its workers find the jobs: a URL, an Engine, an AsyncEngine, a sessionmaker, or a
-    callable that returns one of these; it may be given later, by assigning to :attr:`database`. Enqueue
-    does not need it: a job goes where its caller's transaction goes.
+    ``database`` is where its workers find the jobs: a URL, an Engine, an AsyncEngine, a
+    sessionmaker, or a callable that returns one of these; it may be given later, by assigning to
+    :attr:`database`. Enqueue does not need it: a job goes where its caller's transaction goes.
 
     ``schema`` is the database schema of the queue's tables, None for the connection's default one.
-    ``instance`` is stored with every job as its origin. ``max_payload`` bounds a job's arguments, in bytes of
-    JSON. ``hints`` says whether workers are told of new jobs: after the commit (True), not at all (False:
-    they find them by polling), or ``"transaction"`` (PostgreSQL only: a NOTIFY inside the caller's
-    transaction, which makes committing transactions queue up). ``hint_url`` is a way to the database for
-    the hints' own connection, where the application's engine can't be copied.
+    ``instance`` is stored with every job as its origin. ``max_payload`` bounds a job's arguments,
+    in bytes of JSON. ``hints`` says whether workers are told of new jobs: after the commit (True),
+    not at all (False: they find them by polling), or ``"transaction"`` (PostgreSQL only: a NOTIFY
+    inside the caller's transaction, which makes committing transactions queue up). ``hint_url`` is
+    a way to the database for the hints' own connection, where the application's engine can't be
+    copied.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class Cyclone:
         self.schema = schema
         self.instance = instance
         self.max_payload = max_payload
-        self.hints = hints
+        self.hints: HintMode = hints
         self.hint_url = parsed(hint_url) if isinstance(hint_url, str) else hint_url
         self.clock = clock or DatabaseClock()
         self.registry = Registry()
@@ -76,7 +78,7 @@ class Cyclone:
         self._dialects: dict[str, Dialect] = {}
         self._checked: weakref.WeakSet[sa.Dialect] = weakref.WeakSet()
 
-    # ---- actions -----------------------------------------------------------------------------------------
+    # ---- actions ---------------------------------------------------------------------------------
 
     @overload
     def action(self, fn: Callable[Concatenate[Context, P], R], /) -> Action[P, R]: ...
@@ -99,16 +101,21 @@ class Cyclone:
     def action(self, fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         """Register a function as the action of a kind of job.
 
-        ``kind`` is the stored name, by default the function's own: keep it when you rename the function.
-        ``max_attempts``, ``timeout`` (a timedelta, or seconds), ``queue`` and ``priority`` are defaults that
-        an enqueue can override. ``backoff`` says how long a failed attempt waits. With ``retry_on`` only
-        these exceptions are retried; those of ``discard_on`` never are.
+        ``kind`` is the stored name, by default the function's own: keep it when you rename the
+        function. ``max_attempts``, ``timeout`` (a timedelta, or seconds), ``queue`` and
+        ``priority`` are defaults that an enqueue can override. ``backoff`` says how long a failed
+        attempt waits. With ``retry_on`` only these exceptions are retried; those of ``discard_on``
+        never are.
 
         Raises RegistrationError for a function that cannot be an action.
         """
         if fn is not None:
             return self._register(fn, options)
-        return lambda fn: self._register(fn, options)
+
+        def decorate(fn: Callable[..., Any]) -> Action[..., Any]:
+            return self._register(fn, options)
+
+        return decorate
 
     def _register(self, fn: Callable[..., Any], options: Mapping[str, Any]) -> Action[..., Any]:
         action: Action[..., Any] = Action(fn, producer=self, **options)
@@ -122,7 +129,7 @@ class Cyclone:
         """
         self.registry.check()
 
-    # ---- enqueue ------------------------------------------------------------------------------------------
+    # ---- enqueue ---------------------------------------------------------------------------------
 
     @overload
     def enqueue(
@@ -152,8 +159,8 @@ class Cyclone:
     ) -> JobRef | Coroutine[Any, Any, JobRef]:
         """Enqueue by name: for a producer that does not have the action's code.
 
-        If the kind is registered here, the arguments are checked against its action and its defaults
-        apply; otherwise they must be plain JSON values.
+        If the kind is registered here, the arguments are checked against its action and its
+        defaults apply; otherwise they must be plain JSON values.
 
         Raises PayloadError, InvalidJobError, DuplicateError, TransactionError, SchemaError.
         """
@@ -163,7 +170,7 @@ class Cyclone:
         action = self.registry.find(kind)
         if action is not None:
             return build_spec(kind, action.encode_raw(arguments), action.defaults, options)
-        return build_spec(kind, check_json(arguments, kind), {}, options)
+        return build_spec(kind, check_json(kind, arguments), {}, options)
 
     @overload
     def enqueue_many(
@@ -193,9 +200,9 @@ class Cyclone:
     ) -> list[JobRef] | Coroutine[Any, Any, list[JobRef]]:
         """Enqueue many jobs in one step; the answer to the i-th job is the i-th JobRef.
 
-        ``on_duplicate`` overrides what the jobs themselves say. With "raise" it is all or nothing: nothing
-        is inserted and DuplicateError lists every offending input. With "return" a duplicate's JobRef has
-        ``created=False`` and names the holder.
+        ``on_duplicate`` overrides what the jobs themselves say. With "raise" it is all or nothing:
+        nothing is inserted and DuplicateError lists every offending input. With "return" a
+        duplicate's JobRef has ``created=False`` and names the holder.
         """
         specs = [self._sized(spec) for spec in jobs]
         if on_duplicate is not None:
@@ -214,7 +221,9 @@ class Cyclone:
     @overload
     def enqueue_spec(self, target: SyncTarget, spec: JobSpec, /) -> JobRef: ...
     @overload
-    def enqueue_spec(self, target: AsyncTarget, spec: JobSpec, /) -> Coroutine[Any, Any, JobRef]: ...
+    def enqueue_spec(
+        self, target: AsyncTarget, spec: JobSpec, /
+    ) -> Coroutine[Any, Any, JobRef]: ...
     def enqueue_spec(
         self, target: SyncTarget | AsyncTarget, spec: JobSpec, /
     ) -> JobRef | Coroutine[Any, Any, JobRef]:
@@ -230,7 +239,8 @@ class Cyclone:
         return run(target, work, self.job_class)
 
     def _sized(self, spec: JobSpec) -> JobSpec:
-        if not isinstance(spec, JobSpec):
+        # Not everybody uses a type checker.
+        if not isinstance(spec, JobSpec):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
                 f"enqueue_many takes jobs made by action.job(…), not {type(spec).__name__}"
             )
@@ -246,7 +256,7 @@ class Cyclone:
             dialect = self.dialect(connection.dialect.name)
             dialect.tell_workers(connection, session, queues, mode=self.hints, url=self.hint_url)
 
-    # ---- look ---------------------------------------------------------------------------------------------
+    # ---- look ------------------------------------------------------------------------------------
 
     @overload
     def get(self, target: SyncTarget, job_id: int, /) -> Job: ...
@@ -260,7 +270,8 @@ class Cyclone:
         From a Session it is one of its objects; from a Connection it belongs to no session. Raises
         JobNotFoundError.
         """
-        if isinstance(job_id, bool) or not isinstance(job_id, int):
+        # Not everybody uses a type checker, and True is an int.
+        if isinstance(job_id, bool) or not isinstance(job_id, int):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"a job id is an int, not {type(job_id).__name__}")
 
         def work(connection: Connection, session: Session | None) -> Job:
@@ -280,7 +291,7 @@ class Cyclone:
             raise JobNotFoundError(f"there is no job {job_id} in this database")
         return job
 
-    # ---- database -----------------------------------------------------------------------------------------
+    # ---- database --------------------------------------------------------------------------------
 
     @property
     def url(self) -> sa.URL | None:
@@ -329,8 +340,6 @@ def _resolve(database: Any) -> Engine | sa.URL | None:
     if callable(database) and not hasattr(database, "kw"):
         return _resolve(database())
     raise ConfigurationError(
-        "database: give a URL, an Engine or AsyncEngine, a sessionmaker with a bind, or a callable that "
-        f"returns one of these, not {type(database).__name__}"
+        "database: give a URL, an Engine or AsyncEngine, a sessionmaker with a bind, or a "
+        f"callable that returns one of these, not {type(database).__name__}"
     )
-
-

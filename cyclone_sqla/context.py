@@ -15,9 +15,9 @@ from cyclone_sqla.outcomes import Cancelled
 class ClaimedJob:
     """A job as it was claimed: everything a run needs, and no more SQL.
 
-    ``lease`` is the fencing token of this run; it rises with every claim. ``attempt`` counts runs from 1.
-    ``expired`` and ``time_left`` compare the deadline with the claim's own clock, so that a worker's
-    clock is never compared with the database's.
+    ``lease`` is the fencing token of this run; it rises with every claim. ``attempt`` counts runs
+    from 1. ``expired`` and ``time_left`` compare the deadline with the claim's own clock, so that a
+    worker's clock is never compared with the database's.
     """
 
     id: int
@@ -37,7 +37,7 @@ class ClaimedJob:
     unique_key: str | None = None
     tenant: str | None = None
     trace_id: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def attempts_left(self) -> int:
@@ -50,7 +50,9 @@ class Context:
 
     __slots__ = ("_cancel_reason", "_cancelled", "job", "log")
 
-    def __init__(self, job: ClaimedJob, log: logging.Logger | logging.LoggerAdapter[logging.Logger]):
+    def __init__(
+        self, job: ClaimedJob, log: logging.Logger | logging.LoggerAdapter[logging.Logger]
+    ):
         self.job = job
         self.log = log
         self._cancelled = threading.Event()
@@ -78,11 +80,15 @@ class Context:
 
     @property
     def cancelled(self) -> bool:
-        """Whether this run was asked to stop: cancelled, timed out, past its deadline, or its lease lost."""
+        """Whether this run was asked to stop: cancelled, timed out, past its deadline, or its lease
+        lost.
+        """
         return self._cancelled.is_set()
 
     def raise_if_cancelled(self) -> None:
-        """Raise :class:`~cyclone_sqla.Cancelled` if this run was asked to stop: call it between steps."""
+        """Raise :class:`~cyclone_sqla.Cancelled` if this run was asked to stop: call it between
+        steps.
+        """
         if self._cancelled.is_set():
             raise Cancelled(self._cancel_reason)
 

@@ -79,11 +79,14 @@ class RegistrationError(ConfigurationError):
 
 
 class SchemaError(ConfigurationError):
-    """The queue's tables are missing from this database, or of a version that this code can't use."""
+    """The queue's tables are missing here, or of a version that this code can't use."""
 
 
 class InvalidJobError(CycloneError, ValueError):
-    """An option or a combination of options that cannot be a job. Nothing was sent to the database."""
+    """An option or a combination of options that cannot be a job.
+
+    Nothing was sent to the database.
+    """
 
 
 class InvalidKeyError(InvalidJobError):
@@ -91,7 +94,8 @@ class InvalidKeyError(InvalidJobError):
 
 
 class PayloadError(InvalidJobError):
-    """An argument that would not arrive in the worker as it was given. Nothing was sent to the database.
+    """An argument that would not arrive in the worker as it was given. Nothing was sent to the
+    database.
 
     ``path`` points into the arguments, e.g. ``rows[3].name``.
     """
@@ -136,7 +140,7 @@ class DuplicateError(CycloneError):
 
 
 class Duplicate:
-    """One refused input: its place in the input, its kind and key, and the job that holds the key."""
+    """One refused input: its place, its kind and key, and the job that holds the key."""
 
     __slots__ = ("index", "job", "key", "kind")
 
@@ -152,11 +156,11 @@ class Duplicate:
         return self.job.id if self.job is not None else None
 
     def __repr__(self) -> str:
-        return f"Duplicate(index={self.index}, kind={self.kind!r}, key={self.key!r}, job_id={self.job_id})"
+        return f"Duplicate({self.index}, {self.kind!r}, {self.key!r}, job_id={self.job_id})"
 
 
 class TransactionError(CycloneError):
-    """The caller's transaction cannot take part in an enqueue; the message says why and what to do."""
+    """The caller's transaction cannot take part in an enqueue; the message says what to do."""
 
     retryable: bool = False
 
@@ -171,13 +175,16 @@ class SnapshotError(TransactionError):
 
 
 class DatabaseBusyError(TransactionError):
-    """SQLite: the write lock was not free within the engine's timeout. The transaction stays usable."""
+    """SQLite: the write lock was not free within the engine's timeout.
+
+    The transaction stays usable.
+    """
 
     retryable = True
 
 
 class JobNotFoundError(CycloneError, LookupError):
-    """No job has this id: it never existed, its transaction rolled back, or retention removed it."""
+    """No job has this id: it never was, was rolled back, or retention removed it."""
 
 
 class UnknownKindError(CycloneError, LookupError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal
@@ -37,7 +38,8 @@ class JobSpec:
     """A checked job that waits to be enqueued: what :meth:`Action.job` returns.
 
     ``arguments`` is the JSON text that will be stored. ``None`` in an option means "the default".
-    Times: ``process_in``, ``timeout`` are durations; ``process_at``, ``deadline`` are aware datetimes.
+    Times: ``process_in``, ``timeout`` are durations; ``process_at``, ``deadline`` are aware
+    datetimes.
     """
 
     kind: str
@@ -54,4 +56,4 @@ class JobSpec:
     timeout: timedelta | None = None
     tenant: str | None = None
     trace_id: str | None = None
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])

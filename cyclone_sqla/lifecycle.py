@@ -44,12 +44,17 @@ TERMINAL = (State.COMPLETED, State.DISCARDED, State.CANCELLED)
 """States that end a life and free the unique key."""
 
 DUE_BY_TIME = (WaitsFor.TIME, WaitsFor.RETRY)
-"""What stage ends. Index and statements take the list from here, so that they agree to the letter."""
+"""What stage ends.
+
+Index and statements take the list from here, so that they agree to the letter.
+"""
 
 
 @dataclass(frozen=True)
 class Transition:
-    """One verb: the states it starts from, the state it leads to, and what a pending job then waits for."""
+    """One verb: the states it starts from, the state it leads to, and what a pending job then waits
+    for.
+    """
 
     verb: str
     sources: tuple[State, ...]

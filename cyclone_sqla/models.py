@@ -1,8 +1,9 @@
 """The tables, as declarative models in a metadata of their own.
 
-:class:`Job` is public: ``select(Job)`` and relationships to it work as with any mapped class. Everything
-else here is the library's own bookkeeping. Every index predicate is made of literals, because a
-statement whose state is a bound value cannot use a partial index once its plan is generic.
+:class:`Job` is public: ``select(Job)`` and relationships to it work as with any mapped class.
+Everything else here is the library's own bookkeeping. Every index predicate is made of literals,
+because a statement whose state is a bound value cannot use a partial index once its plan is
+generic.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, Identity, Index,
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.ext.hybrid import hybrid_property
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, registry
+from sqlalchemy.sql.functions import FunctionElement
 
 from cyclone_sqla.lifecycle import ACTIVE, DUE_BY_TIME, TERMINAL, State, WaitsFor
 
-# ---- column types ----------------------------------------------------------------------------------
+# ---- column types --------------------------------------------------------------------------------
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
@@ -69,7 +71,8 @@ class Duration(sa.types.TypeDecorator[timedelta]):
 
 
 class JsonText(sa.types.UserDefinedType[str]):
-    """JSON kept as the text that was given: ``json`` on servers (``jsonb`` would change numbers and key order).
+    """JSON kept as the text that was given: ``json`` on servers (``jsonb`` would change numbers and
+    key order).
 
     Read back as text. On SQLite the column is TEXT; never cast there, ``CAST(… AS JSON)`` yields 0.
     """
@@ -83,7 +86,7 @@ class JsonText(sa.types.UserDefinedType[str]):
         return sa.type_coerce(_JsonAsText(colexpr), Text)
 
 
-class _JsonAsText(sa.sql.functions.FunctionElement[str]):
+class _JsonAsText(FunctionElement[str]):
     """``column::text`` where JSON is a type of its own, the column itself elsewhere."""
 
     inherit_cache = True
@@ -122,7 +125,7 @@ BigId = BigInteger().with_variant(sa.Integer(), "sqlite")
 """BIGINT, but INTEGER on SQLite, where only INTEGER PRIMARY KEY is the rowid."""
 
 
-# ---- literal predicates: one constant each, for the index and for the statements that use it ---------
+# ---- literal predicates: one constant each, for the index and for the statements that use it -----
 
 
 def literals(values: Iterable[str]) -> str:
@@ -155,7 +158,7 @@ def _index(name: str, *columns: str, where: str, unique: bool = False) -> Index:
     )
 
 
-# ---- models ------------------------------------------------------------------------------------------
+# ---- models --------------------------------------------------------------------------------------
 
 
 class Base(DeclarativeBase):
@@ -204,9 +207,9 @@ class Job(JobRow, Base):
     """One job. Read it freely; change it only through the library's verbs.
 
     ``arguments`` and ``result`` are JSON text. ``run_at`` is when it may run first (or again),
-    ``started_at`` when its latest run was claimed, ``failed_at`` when its latest failed attempt ended,
-    ``finished_at`` when it became terminal. ``attempt`` counts runs, ``snoozes`` those that don't
-    count towards ``max_attempts``, ``crashes`` those that ended with their worker.
+    ``started_at`` when its latest run was claimed, ``failed_at`` when its latest failed attempt
+    ended, ``finished_at`` when it became terminal. ``attempt`` counts runs, ``snoozes`` those that
+    don't count towards ``max_attempts``, ``crashes`` those that ended with their worker.
     """
 
     __tablename__ = "cyclone_job"
@@ -286,7 +289,9 @@ class Job(JobRow, Base):
 
 
 class HistoryEntry(Base):
-    """One thing that happened to a job and is worth keeping: a failed attempt, a rescue, a person's act."""
+    """One thing that happened to a job and is worth keeping: a failed attempt, a rescue, a person's
+    act.
+    """
 
     __tablename__ = "cyclone_history"
 
@@ -329,7 +334,7 @@ class Queue(Base):
 
 
 class WorkerRecord(Base):
-    """A worker process and when it was last heard of: a report, never a reason to touch its jobs."""
+    """A worker process and when it was last heard of: never a reason to touch its jobs."""
 
     __tablename__ = "cyclone_worker"
 
@@ -356,10 +361,11 @@ LEASE_COUNTER = "lease"
 """The name of the counter row, and the stem of the sequence, that leases are drawn from."""
 
 LEASE_SEQUENCE = sa.Sequence("cyclone_lease_seq", metadata=Base.metadata)
-"""Where a server draws leases from: one sequence for all jobs, so that a lease fences a whole key."""
+"""Where a server draws leases from: one sequence for all jobs, so that a lease fences a whole key.
+"""
 
 
-# ---- the same tables in another schema ----------------------------------------------------------------
+# ---- the same tables in another schema -----------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -387,8 +393,8 @@ def tables_in(schema: str | None) -> Tables:
     metadata = Base.metadata
     if schema is not None:
         metadata = sa.MetaData(schema=schema, naming_convention=Base.metadata.naming_convention)
-        for table in Base.metadata.sorted_tables:
-            table.to_metadata(metadata, schema=schema)
+        for each in Base.metadata.sorted_tables:
+            each.to_metadata(metadata, schema=schema)
     prefix = "" if schema is None else f"{schema}."
 
     def table(model: type[Base]) -> sa.Table:

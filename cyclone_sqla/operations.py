@@ -1,7 +1,7 @@
 """The life of a job: one short function a verb, in the order in which a job meets them.
 
-Each takes a synchronous Connection and the :class:`~cyclone_sqla.dialects.Dialect` of its database. The
-first part runs in the caller's transaction, the second in a worker's own.
+Each takes a synchronous Connection and the :class:`~cyclone_sqla.dialects.Dialect` of its database.
+The first part runs in the caller's transaction, the second in a worker's own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cyclone_sqla.outcomes import (
     Snoozed,
 )
 
-# ==== in the caller's transaction ===========================================================================
+# ==== in the caller's transaction =================================================================
 
 
 def enqueue(connection: Connection, dialect: Dialect, spec: JobSpec, origin: str | None) -> JobRef:
@@ -54,7 +54,8 @@ def enqueue_many(
 ) -> list[JobRef]:
     """Insert jobs; the answer to input i is at place i.
 
-    One held key with "raise" means that nothing is inserted, and DuplicateError lists all such inputs.
+    One held key with "raise" means that nothing is inserted, and DuplicateError lists all such
+    inputs.
     """
     dialect.refuse_unfit(connection)
     numbered = list(enumerate(specs))
@@ -89,7 +90,7 @@ def _insert_or_find(
 def _enqueue_once(
     connection: Connection, dialect: Dialect, spec: JobSpec, origin: str | None
 ) -> JobRef:
-    """The idempotency key is taken first: whoever else takes it waits for this transaction's end."""
+    """The idempotency key is taken first: whoever else takes it waits for this transaction."""
     key = {"kind": spec.kind, "key": spec.idempotency_key}
     with dialect.conflict_guard(connection):
         taken = dialect.take_idempotency_key(
@@ -136,7 +137,9 @@ def _insert_all(
     numbered: Sequence[tuple[int, JobSpec]],
     origin: str | None,
 ) -> dict[int, JobRef]:
-    """Ids by input order, rows in (kind, unique key) order: two bulk enqueues never deadlock on keys."""
+    """Ids by input order, rows in (kind, unique key) order: two bulk enqueues never deadlock on
+    keys.
+    """
     refs: dict[int, JobRef] = {}
     if not numbered:
         return refs
@@ -176,10 +179,7 @@ def _refuse_duplicates(
     own = {ref.id for ref in inserted.values() if ref.created}
     _undo(connection, dialect, inserted.values())
     raise DuplicateError(
-        [
-            Duplicate(i, *_key_of(specs[i]), None if held[i].id in own else held[i])
-            for i in refused
-        ]
+        [Duplicate(i, *_key_of(specs[i]), None if held[i].id in own else held[i]) for i in refused]
     )
 
 
@@ -226,7 +226,9 @@ def _holders(
 
 
 def _undo(connection: Connection, dialect: Dialect, refs: Iterable[JobRef]) -> None:
-    """Delete what this call inserted: a savepoint would flush the caller's objects, or on SQLite commit."""
+    """Delete what this call inserted: a savepoint would flush the caller's objects, or on SQLite
+    commit.
+    """
     gone = [(ref.id,) for ref in refs if ref.created]
     if gone:
         connection.execute(
@@ -258,7 +260,7 @@ def _values(spec: JobSpec, origin: str | None) -> dict[str, Any]:
     }
 
 
-# ==== in a worker's own transactions ========================================================================
+# ==== in a worker's own transactions ==============================================================
 
 
 def stage(connection: Connection, dialect: Dialect, limit: int) -> list[str]:
@@ -269,7 +271,8 @@ def stage(connection: Connection, dialect: Dialect, limit: int) -> list[str]:
 
 def next_due(connection: Connection, dialect: Dialect) -> timedelta | None:
     """How long until something is due: zero or less for now, None if nothing waits for a time."""
-    return connection.scalar(dialect.sql.next_due, {"now": dialect.now()})
+    until: timedelta | None = connection.scalar(dialect.sql.next_due, {"now": dialect.now()})
+    return until
 
 
 def claim(
@@ -280,7 +283,7 @@ def claim(
     worker: str,
     lease_length: timedelta,
 ) -> list[ClaimedJob]:
-    """Take up to ``slots[queue]`` jobs of each queue, of known kinds, in order of priority and id."""
+    """Take up to ``slots[queue]`` jobs of each queue, of known kinds, by priority and id."""
     params = {"kinds": list(kinds), "claimed_by": worker, "lease_length": lease_length}
     rows = dialect.claim(connection, slots, params)
     return [_claimed(row) for row in sorted(rows, key=lambda row: (row.priority, row.id))]
@@ -325,8 +328,8 @@ def renew(
 ) -> Renewal:
     """Lengthen the leases of running jobs (id → lease).
 
-    A row that did not come back may be locked by somebody: it is lost only if a plain read shows another
-    lease or state.
+    A row that did not come back may be locked by somebody: it is lost only if a plain read shows
+    another lease or state.
     """
     bound = dialect.syntax.bind("held", statements.LEASED, sorted(leases.items()))
     params = {**bound, "lease_length": lease_length, "now": dialect.now()}
@@ -365,9 +368,9 @@ class Settlement:
 class Settled:
     """What became of a batch: written (by id, with the state that followed), busy, or refused."""
 
-    states: dict[int, State] = field(default_factory=dict)
-    busy: list[int] = field(default_factory=list)
-    refused: list[int] = field(default_factory=list)
+    states: dict[int, State] = field(default_factory=dict[int, State])
+    busy: list[int] = field(default_factory=list[int])
+    refused: list[int] = field(default_factory=list[int])
 
 
 def is_plain(settlement: Settlement) -> bool:
@@ -427,7 +430,8 @@ _Ended = tuple[str, str | None, timedelta | None, int, int, int, bool, str | Non
 
 def _release_values(outcome: Outcome) -> _Ended:
     """The columns of :data:`~cyclone_sqla.statements.RELEASED` after id and lease."""
-    error = outcome.failure.error if getattr(outcome, "failure", None) else None
+    failure = _failure_of(outcome)
+    error = None if failure is None else failure.error
     match outcome:
         case Completed():
             return (State.COMPLETED, None, None, 0, 0, 0, False, error)
@@ -454,9 +458,17 @@ def _write_history(
 ) -> None:
     """One entry for every failed or cancelled attempt; the oldest ones of a long history go."""
     entries = [
-        (s.job_id, _event(s.outcome, states[s.job_id]), s.attempt, s.lease, s.worker, None, *failure)
+        (
+            s.job_id,
+            _event(s.outcome, states[s.job_id]),
+            s.attempt,
+            s.lease,
+            s.worker,
+            None,
+            *told,
+        )
         for s in settlements
-        if s.job_id in states and (failure := _failure_of(s.outcome)) is not None
+        if s.job_id in states and (told := _told(s.outcome)) is not None
     ]
     if not entries:
         return
@@ -467,11 +479,16 @@ def _write_history(
             connection.execute(dialect.sql.trim_history, {"job_id": s.job_id, "keep": limit})
 
 
-def _failure_of(outcome: Outcome) -> tuple[str | None, str | None] | None:
-    failure: Failure | None = getattr(outcome, "failure", None)
+def _told(outcome: Outcome) -> tuple[str | None, str | None] | None:
+    """What history keeps of an end: error and details; None if there is nothing to keep."""
+    failure = _failure_of(outcome)
     if failure is not None:
         return failure.error, failure.details
     return (None, None) if isinstance(outcome, CancelledOutcome) else None
+
+
+def _failure_of(outcome: Outcome) -> Failure | None:
+    return None if isinstance(outcome, GivenBack) else outcome.failure
 
 
 def _event(outcome: Outcome, state: State) -> str:
@@ -524,11 +541,11 @@ def rescue(
     *,
     history_limit: int,
 ) -> Settled:
-    """Put back, or discard at the limit, runs whose lease is still the listed one and still run out."""
+    """Put back, or discard at the limit, runs whose lease is still the listed one and still run
+    out.
+    """
     settlements = [_lost(run, backoff) for run in runs]
-    return release(
-        connection, dialect, settlements, history_limit=history_limit, only_expired=True
-    )
+    return release(connection, dialect, settlements, history_limit=history_limit, only_expired=True)
 
 
 def _lost(run: ExpiredRun, backoff: Callable[[ExpiredRun], timedelta]) -> Settlement:
@@ -553,7 +570,7 @@ def held_by(connection: Connection, dialect: Dialect, worker: str) -> dict[int, 
     return {row.id: row.lease for row in rows}
 
 
-# ---- retention -----------------------------------------------------------------------------------------------
+# ---- retention -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -594,7 +611,8 @@ def oldest_prunable(
 ) -> int | None:
     """The job that :func:`prune` would delete first."""
     statement = dialect.prune_statement(retention.state, retention.dead_letters, only_look=True)
-    return connection.scalar(statement, _prunable(dialect, retention, after, kept))
+    found = connection.execute(statement, _prunable(dialect, retention, after, kept)).first()
+    return None if found is None else int(found.id)
 
 
 def _prunable(
@@ -612,7 +630,7 @@ def prune_idempotency_keys(
     return connection.execute(dialect.sql.prune_idempotency_keys, params).rowcount
 
 
-# ---- workers ---------------------------------------------------------------------------------------------------
+# ---- workers -------------------------------------------------------------------------------------
 
 
 def announce(connection: Connection, dialect: Dialect, record: Mapping[str, Any]) -> None:

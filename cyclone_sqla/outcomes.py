@@ -14,8 +14,8 @@ from cyclone_sqla.failures import Failure
 class Retry(Exception):
     """Raised by an action: this attempt failed, run the job again.
 
-    ``in_`` is the delay (a timedelta, or seconds); without it the action's backoff decides. Counts towards
-    ``max_attempts``. ``raise Retry(...) from exc`` records the cause.
+    ``in_`` is the delay (a timedelta, or seconds); without it the action's backoff decides. Counts
+    towards ``max_attempts``. ``raise Retry(...) from exc`` records the cause.
     """
 
     def __init__(self, message: str = "", *, in_: timedelta | float | None = None) -> None:
@@ -59,7 +59,9 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """The attempt failed and another one follows after ``delay``; ``crashed`` if its worker was lost."""
+    """The attempt failed and another one follows after ``delay``; ``crashed`` if its worker was
+    lost.
+    """
 
     delay: timedelta
     failure: Failure

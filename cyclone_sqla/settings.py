@@ -20,12 +20,13 @@ _DAY = 86_400.0
 class WorkerSettings:
     """How a worker works. All durations are in seconds.
 
-    ``queues`` maps a queue to its slots (runs at the same time); None serves every queue of the registered
-    actions with ``concurrency`` slots each. ``lease`` is how long a run may go unrenewed before another
-    worker may take its job; it is renewed at a third of that. ``poll`` bounds how late work is noticed when
-    no hint arrives. ``listen_url`` is a direct way to PostgreSQL for LISTEN where the main one goes through
-    a transaction pooler; ``prepare=False`` keeps psycopg from preparing statements, which such poolers
-    may not carry. ``keep_*`` are the retentions of ended jobs, None for ever.
+    ``queues`` maps a queue to its slots (runs at the same time); None serves every queue of the
+    registered actions with ``concurrency`` slots each. ``lease`` is how long a run may go unrenewed
+    before another worker may take its job; it is renewed at a third of that. ``poll`` bounds how
+    late work is noticed when no hint arrives. ``listen_url`` is a direct way to PostgreSQL for
+    LISTEN where the main one goes through a transaction pooler; ``prepare=False`` keeps psycopg
+    from preparing statements, which such poolers may not carry. ``keep_*`` are the retentions of
+    ended jobs, None for ever.
     """
 
     queues: Mapping[str, int] | None = None
@@ -61,7 +62,9 @@ class WorkerSettings:
         for queue, slots in (self.queues or {}).items():
             _check_count(f"queues[{queue!r}]", slots)
         if self.lease < MIN_LEASE:
-            raise ConfigurationError(f"lease: at least {MIN_LEASE:g} s, so that it can be renewed in time")
+            raise ConfigurationError(
+                f"lease: at least {MIN_LEASE:g} s, so that it can be renewed in time"
+            )
         if self.sqlite_synchronous.upper() not in ("NORMAL", "FULL", "EXTRA"):
             raise ConfigurationError("sqlite_synchronous: NORMAL, FULL or EXTRA")
 
@@ -77,12 +80,15 @@ class WorkerSettings:
 
     @property
     def effective_lock_timeout(self) -> float:
-        """Seconds that a step waits for SQLite's write lock: a renewal must get its turn in time."""
+        """Seconds that a step waits for SQLite's write lock: a renewal must come in time."""
         return min(self.lock_timeout, self.lease / 3)
 
 
 def parse_queues(text: str) -> dict[str, int | None]:
-    """``ledger:5,mail`` as {"ledger": 5, "mail": None}. A name with a colon needs its slots given."""
+    """``ledger:5,mail`` as {"ledger": 5, "mail": None}.
+
+    A name with a colon needs its slots given.
+    """
     queues: dict[str, int | None] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         match = re.fullmatch(r"(.+):(\d+)", part)

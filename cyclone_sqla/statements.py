@@ -1,9 +1,9 @@
 """Every statement of a job's life, as SQLAlchemy Core, built once for a dialect and schema.
 
 This module builds and never executes. A state stands in a statement as a literal, never as a bound
-value: a generic plan can't use a partial index with a bound state, and ``ON CONFLICT … WHERE state IN
-(bound)`` finds no index any more once psycopg has prepared it. What databases do differently comes
-through :class:`Syntax`.
+value: a generic plan can't use a partial index with a bound state, and ``ON CONFLICT … WHERE state
+IN (bound)`` finds no index any more once psycopg has prepared it. What databases do differently
+comes through :class:`Syntax`.
 """
 
 from __future__ import annotations
@@ -102,7 +102,9 @@ class Syntax(Protocol):
         ...
 
     def locked(self, picked: sa.Select[Any], job: sa.FromClause, name: str) -> sa.FromClause:
-        """The picked rows of ``job``, locked in id order; those that others have locked are left out."""
+        """The picked rows of ``job``, locked in id order; those that others have locked are left
+        out.
+        """
         ...
 
     def insert_unless_held(self, job: sa.Table, source: sa.Select[Any]) -> Any:
@@ -171,7 +173,9 @@ class Statements:
         )
 
     def _one_job(self) -> sa.Select[Any]:
-        return self._new_job({name: bindparam(name, type_=type_) for name, type_ in NEW_JOB.items()})
+        return self._new_job(
+            {name: bindparam(name, type_=type_) for name, type_ in NEW_JOB.items()}
+        )
 
     def _many_jobs(self, columns: Columns) -> sa.Select[Any]:
         rows = self.syntax.rows("jobs", columns)
@@ -183,7 +187,9 @@ class Statements:
         """What a new row holds: its due time and state follow from one reading of the clock."""
         clock = select(self.now().label("now")).subquery("clock")
         now = clock.c.now
-        run_at = func.coalesce(given["process_at"], plus(now, given["delay"]), now, type_=Timestamp())
+        run_at = func.coalesce(
+            given["process_at"], plus(now, given["delay"]), now, type_=Timestamp()
+        )
         is_delayed = run_at > now
         values = {
             "kind": given["kind"],
@@ -259,11 +265,11 @@ class Statements:
 
     @cached_property
     def next_due(self) -> Any:
-        """How long until the next delayed or retrying job is due (zero or less: now); no row if none."""
+        """How long until the next delayed or retrying job is due (zero or less: now); no row if
+        none.
+        """
         until = minus_time(self.job.c.run_at, self.now())
-        return (
-            select(until).where(predicate(IS_DUE_BY_TIME)).order_by(self.job.c.run_at).limit(1)
-        )
+        return select(until).where(predicate(IS_DUE_BY_TIME)).order_by(self.job.c.run_at).limit(1)
 
     @cached_property
     def running_of(self) -> Any:
@@ -319,7 +325,7 @@ class Statements:
             .returning(self.job.c.queue)
         )
 
-    # ---- claim: the pick is each dialect's own -----------------------------------------------------
+    # ---- claim: the pick is each dialect's own ---------------------------------------------------
 
     def claim_values(self, lease: ColumnElement[Any]) -> dict[str, Any]:
         """What a claim writes: the attempt counts now, before any user code."""
@@ -368,7 +374,10 @@ class Statements:
 
     @cached_property
     def complete(self) -> Any:
-        """The hot path: runs whose action returned. One that was asked to stop ends as cancelled."""
+        """The hot path: runs whose action returned.
+
+        One that was asked to stop ends as cancelled.
+        """
         picked = self._held("done", COMPLETED)
         job = self.job
         return (
@@ -391,7 +400,7 @@ class Statements:
 
     @cached_property
     def release_expired(self) -> Any:
-        """The same for a lapsed lease: a run renewed or settled since it was listed is left alone."""
+        """The same for a lapsed lease: a run renewed or settled since is left alone."""
         return self._release(self._held("ended", RELEASED, only_expired=True))
 
     def _release(self, picked: sa.FromClause) -> Any:
@@ -422,8 +431,8 @@ class Statements:
     def _held(self, name: str, columns: Columns, *, only_expired: bool = False) -> sa.FromClause:
         """The given runs whose lease still stands, locked.
 
-        "Running" is asked as "has a lease" (a check constraint makes them one): asked by state, a plan
-        made while few jobs ran walks the index of running jobs instead of the primary key.
+        "Running" is asked as "has a lease" (a check constraint makes them one): asked by state, a
+        plan made while few jobs ran walks the index of running jobs instead of the primary key.
         """
         given, job = self.syntax.rows(name, columns), self.job.alias("candidate")
         rest = [given.c[column] for column in columns if column not in ("id", "lease")]
@@ -448,7 +457,9 @@ class Statements:
     def record(self) -> Any:
         """Write down what happened to jobs."""
         history, entries = self.tables.history, self.syntax.rows("entries", ENTRY)
-        values = {name: entries.c[name] for name in ENTRY if name != "details"}
+        values: dict[str, ColumnElement[Any]] = {
+            name: entries.c[name] for name in ENTRY if name != "details"
+        }
         values["details"] = self.syntax.json(entries.c.details)
         values["at"] = self.now()
         source = select(*(value.label(name) for name, value in values.items()))
@@ -473,7 +484,9 @@ class Statements:
     # ---- prune -----------------------------------------------------------------------------------
 
     def prune(self, state: State, *, dead_letters: bool = False) -> Any:
-        """Delete the oldest ended jobs of one state, a batch at a time, from a place in the order on."""
+        """Delete the oldest ended jobs of one state, a batch at a time, from a place in the order
+        on.
+        """
         job = self.job.alias("old")
         old = self._old_jobs(job, state, dead_letters).limit(bindparam("limit", type_=sa.Integer()))
         picked = self.syntax.locked(old, job, "picked")
@@ -538,7 +551,7 @@ class Statements:
             worker.c.seen_at < minus(self.now(), bindparam("age", type_=Duration()))
         )
 
-    # ---- new states, from the table of transitions ----------------------------------------------------
+    # ---- new states, from the table of transitions -----------------------------------------------
 
     def _becomes(self, transition: Transition) -> dict[str, Any]:
         waits_for = transition.waits_for

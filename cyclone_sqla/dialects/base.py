@@ -20,9 +20,15 @@ from cyclone_sqla.models import Tables, tables_in
 from cyclone_sqla.settings import DEFAULT_SETTINGS, WorkerSettings
 from cyclone_sqla.statements import Statements, Syntax
 
+AUTOCOMMIT = (
+    "This connection is in AUTOCOMMIT: the job would be committed, and could run, before your own "
+    "writes are. Enqueue in a transaction (an engine or connection without "
+    'isolation_level="AUTOCOMMIT").'
+)
 
 HintMode: TypeAlias = Literal[True, False, "transaction"]
-"""When workers are told of new jobs: after the commit, never, or (PostgreSQL) by the commit itself."""
+"""When workers are told of new jobs: after the commit, never, or (PostgreSQL) by the commit itself.
+"""
 
 
 class Dialect(ABC):
@@ -42,7 +48,7 @@ class Dialect(ABC):
         self.sql = Statements(self.tables, self.syntax)
         self._prunes: dict[tuple[State, bool, bool], Any] = {}
 
-    # ---- in the caller's transaction -------------------------------------------------------------------
+    # ---- in the caller's transaction -------------------------------------------------------------
 
     @abstractmethod
     def now(self) -> datetime | None:
@@ -50,7 +56,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def refuse_unfit(self, connection: Connection) -> None:
-        """Raise TransactionError if an enqueue on this connection would not commit with its caller."""
+        """Raise TransactionError if an enqueue here would not commit with its caller."""
 
     @abstractmethod
     def has_tables(self, connection: Connection) -> bool:
@@ -85,23 +91,25 @@ class Dialect(ABC):
         mode: HintMode,
         url: sa.URL | None,
     ) -> None:
-        """Have workers told of new jobs in these queues when the caller's transaction has committed."""
+        """Have workers told of new jobs in these queues when the caller's transaction has
+        committed.
+        """
         if mode is not False:
             sender = self.hint_sender(connection.engine, url)
             channel = notify_channel(self.schema)
             queue_after_commit(connection, channel, queues, sender, session=session)
 
-    # ---- statements ------------------------------------------------------------------------------------------
+    # ---- statements ------------------------------------------------------------------------------
 
     def prune_statement(self, state: State, dead_letters: bool, *, only_look: bool = False) -> Any:
-        """The statement that prunes, or looks for, ended jobs of one kind, built at its first use."""
+        """The statement that prunes, or looks for, ended jobs: built at its first use."""
         key = (state, dead_letters, only_look)
         if key not in self._prunes:
             build = self.sql.oldest_prunable if only_look else self.sql.prune
             self._prunes[key] = build(state, dead_letters=dead_letters)
         return self._prunes[key]
 
-    # ---- in a worker's own transactions ------------------------------------------------------------------
+    # ---- in a worker's own transactions ----------------------------------------------------------
 
     @abstractmethod
     def worker_engine(
@@ -143,7 +151,9 @@ class WorkerConnection(ABC):
 
     @abstractmethod
     def step(self) -> AbstractContextManager[Connection]:
-        """For statements of a worker's cycle: each a transaction by itself on a server, all one on SQLite."""
+        """For statements of a worker's cycle: each a transaction by itself on a server, all one on
+        SQLite.
+        """
 
     @abstractmethod
     def transaction(self) -> AbstractContextManager[Connection]:

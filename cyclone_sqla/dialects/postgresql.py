@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime
 from typing import Any
@@ -15,7 +15,7 @@ from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from cyclone_sqla.dialects.base import Dialect, HintMode, WorkerConnection
+from cyclone_sqla.dialects.base import AUTOCOMMIT, Dialect, HintMode, WorkerConnection
 from cyclone_sqla.errors import ConfigurationError, TransactionError
 from cyclone_sqla.hint_senders import (
     hint_engine,
@@ -35,7 +35,7 @@ from cyclone_sqla.settings import DEFAULT_SETTINGS, WorkerSettings
 from cyclone_sqla.statements import Columns, predicate
 from cyclone_sqla.urls import worker_url
 
-OLDEST_VERSION = (14,)
+OLDEST_VERSION = 14
 
 _PASSING = {"40001", "40P01", "55P03"}
 """Serialization failure, deadlock victim, lock not available: run the transaction again."""
@@ -50,7 +50,9 @@ class PostgresSyntax:
         Beside 300,000 scheduled jobs that is the difference between 0.02 ms and 58 ms.
         """
         given = bindparam("now", type_=Timestamp())
-        return select(func.coalesce(given, func.clock_timestamp(), type_=Timestamp())).scalar_subquery()
+        return select(
+            func.coalesce(given, func.clock_timestamp(), type_=Timestamp())
+        ).scalar_subquery()
 
     def rows(self, name: str, columns: Columns) -> sa.FromClause:
         arrays = [
@@ -70,7 +72,9 @@ class PostgresSyntax:
         return sa.cast(text, JsonText())
 
     def locked(self, picked: sa.Select[Any], job: sa.FromClause, name: str) -> sa.FromClause:
-        """FOR NO KEY UPDATE: a row that an application's foreign key refers to is not hidden by that."""
+        """FOR NO KEY UPDATE: a row that an application's foreign key refers to is not hidden by
+        that.
+        """
         locking = picked.with_for_update(of=job, skip_locked=True, key_share=True)
         return locking.cte(name).prefix_with("MATERIALIZED")
 
@@ -96,11 +100,7 @@ class PostgresDialect(Dialect):
 
     def refuse_unfit(self, connection: Connection) -> None:
         if getattr(connection.connection.dbapi_connection, "autocommit", False):
-            raise TransactionError(
-                "This connection is in AUTOCOMMIT: the job would be committed, and could run, before "
-                "your own writes are. Enqueue in a transaction (an engine or connection without "
-                'isolation_level="AUTOCOMMIT").'
-            )
+            raise TransactionError(AUTOCOMMIT)
 
     def has_tables(self, connection: Connection) -> bool:
         name = connection.dialect.identifier_preparer.format_table(self.tables.job)
@@ -112,8 +112,8 @@ class PostgresDialect(Dialect):
     def conflict_guard(self, connection: Connection) -> AbstractContextManager[Any]:
         """Outside READ COMMITTED a conflict with a row that the snapshot can't see is error 40001.
 
-        A savepoint of the Core connection keeps the rest of the transaction usable, and unlike one of
-        the Session it flushes nothing.
+        A savepoint of the Core connection keeps the rest of the transaction usable, and unlike one
+        of the Session it flushes nothing.
         """
         if _isolation_of(connection) in ("READ COMMITTED", "READ UNCOMMITTED"):
             return nullcontext()
@@ -157,17 +157,17 @@ class PostgresDialect(Dialect):
         return engine
 
     def refuse_unfit_for_work(self, connection: Connection) -> None:
-        version = connection.dialect.server_version_info or (0,)
-        if version < OLDEST_VERSION:
+        version = connection.dialect.server_version_info
+        if version is not None and int(version[0]) < OLDEST_VERSION:
             raise ConfigurationError(
-                f"PostgreSQL {version[0]} is too old for a worker: it needs {OLDEST_VERSION[0]} or later"
+                f"PostgreSQL {version[0]} is too old: a worker needs {OLDEST_VERSION} or later"
             )
         if connection.scalar(select(func.pg_is_in_recovery())):
             raise ConfigurationError(
                 "This server is a read-only standby: point the worker at the primary"
             )
 
-    def hold(self, engine: Engine, settings: WorkerSettings) -> WorkerConnection:  # noqa: ARG002
+    def hold(self, engine: Engine, settings: WorkerSettings) -> WorkerConnection:
         return PostgresConnection(engine)
 
     def claim(
@@ -176,13 +176,13 @@ class PostgresDialect(Dialect):
         wanted = self.syntax.bind("wanted", _WANTED, list(slots.items()))
         given = {**params, **wanted, "kinds_kind": params["kinds"], "now": self.now()}
         del given["kinds"]
-        return list(connection.execute(self._claim, given))
+        return list(connection.execute(self._claim, given).all())
 
     def is_passing(self, error: BaseException) -> bool:
         state = sqlstate_of(error)
         return state in _PASSING or (state == "23505" and "cyclone_job_admitted" in str(error))
 
-    # ---- statements ----------------------------------------------------------------------------------------
+    # ---- statements ------------------------------------------------------------------------------
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -201,11 +201,12 @@ class PostgresDialect(Dialect):
         )
 
     def _build_claim(self) -> Any:
-        """All queues in one statement; for each, the first of every known kind, then the first of those.
+        """All queues in one statement; for each, the first of every known kind, then the first of
+        those.
 
-        The limit inside each kind is why a wall of jobs of kinds that this worker does not know costs
-        nothing. The picked ids go through an array: joined as a row source, their number is a guess of
-        the planner's, and a large guess makes it read the whole table.
+        The limit inside each kind is why a wall of jobs of kinds that this worker does not know
+        costs nothing. The picked ids go through an array: joined as a row source, their number is a
+        guess of the planner's, and a large guess makes it read the whole table.
         """
         job = self.tables.job.alias("candidate")
         wanted = self.syntax.rows("wanted", _WANTED)
@@ -255,7 +256,8 @@ _DRAW_IDS = select(
 
 
 class PostgresConnection(WorkerConnection):
-    """One connection in AUTOCOMMIT, so that prepared statements live and one statement is one round trip.
+    """One connection in AUTOCOMMIT, so that prepared statements live and one statement is one round
+    trip.
 
     Transactions are begun by hand and pin READ COMMITTED, whatever the application's engine says.
     """
@@ -266,7 +268,7 @@ class PostgresConnection(WorkerConnection):
         self._lock = threading.Lock()
 
     @contextmanager
-    def step(self) -> Iterator[Connection]:
+    def step(self) -> Generator[Connection]:
         with self._lock:
             if self._connection is None:
                 self._connection = self._engine.connect()
@@ -279,7 +281,7 @@ class PostgresConnection(WorkerConnection):
     reading = step
 
     @contextmanager
-    def transaction(self) -> Iterator[Connection]:
+    def transaction(self) -> Generator[Connection]:
         with self.step() as connection:
             connection.exec_driver_sql("BEGIN ISOLATION LEVEL READ COMMITTED")
             yield connection
@@ -290,7 +292,7 @@ class PostgresConnection(WorkerConnection):
             self._drop()
 
     def _drop(self) -> None:
-        """After any error the connection is not used again: it may be lost, or of a demoted server."""
+        """After an error it is not used again: it may be lost, or lead to a demoted server."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.invalidate()
@@ -298,7 +300,7 @@ class PostgresConnection(WorkerConnection):
 
 
 def sqlstate_of(error: BaseException) -> str | None:
-    """The SQLSTATE of an error that came through SQLAlchemy from any driver; None if it has none."""
+    """The SQLSTATE of an error that came from any driver; None if it has none."""
     origin = error.orig if isinstance(error, DBAPIError) else error
     for attribute in ("sqlstate", "pgcode"):
         state = getattr(origin, attribute, None)

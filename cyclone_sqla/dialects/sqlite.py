@@ -1,7 +1,8 @@
 """SQLite: one file in WAL mode, one writer, everything on one host.
 
-A write transaction owns the file, so there are no row locks to step over and ids are in commit order.
-The price is that every step queues for one lock: a worker spends transactions, not statements.
+A write transaction owns the file, so there are no row locks to step over and ids are in commit
+order. The price is that every step queues for one lock: a worker spends transactions, not
+statements.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from functools import partial
@@ -25,7 +26,7 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
-from cyclone_sqla.dialects.base import Dialect, WorkerConnection
+from cyclone_sqla.dialects.base import AUTOCOMMIT, Dialect, WorkerConnection
 from cyclone_sqla.errors import (
     ConfigurationError,
     DatabaseBusyError,
@@ -59,11 +60,12 @@ _safe_savepoints: weakref.WeakSet[sa.Dialect] = weakref.WeakSet()
 
 
 def begin_before_savepoints(engine: Engine) -> None:
-    """Make SAVEPOINT safe on an application's SQLite engine: call it once after ``create_engine()``.
+    """Make SAVEPOINT safe on an application's SQLite engine: call it once after
+    ``create_engine()``.
 
-    Python's sqlite3 begins a transaction at the first write, not at a SAVEPOINT. A savepoint that comes
-    first *is* the transaction, and releasing it commits. With this, a BEGIN is sent before it. For an
-    AsyncEngine pass its ``sync_engine``.
+    Python's sqlite3 begins a transaction at the first write, not at a SAVEPOINT. A savepoint that
+    comes first *is* the transaction, and releasing it commits. With this, a BEGIN is sent before
+    it. For an AsyncEngine pass its ``sync_engine``.
     """
     if engine.dialect in _safe_savepoints:
         return
@@ -85,7 +87,9 @@ class SqliteSyntax:
 
     def rows(self, name: str, columns: Columns) -> sa.FromClause:
         """Rows travel as one JSON parameter."""
-        given = func.json_each(bindparam(name, type_=Text())).table_valued("value", name=f"{name}_json")
+        given = func.json_each(bindparam(name, type_=Text())).table_valued(
+            "value", name=f"{name}_json"
+        )
         fields = [
             sa.type_coerce(func.json_extract(given.c.value, sa.literal_column(f"'$[{i}]'")), type_)
             for i, type_ in enumerate(columns.values())
@@ -111,7 +115,9 @@ class SqliteSyntax:
         return picked.subquery(name)
 
     def insert_unless_held(self, job: sa.Table, source: sa.Select[Any]) -> Any:
-        """``WHERE true`` is what lets ON CONFLICT follow a SELECT without being read as a join's ON."""
+        """``WHERE true`` is what lets ON CONFLICT follow a SELECT without being read as a join's
+        ON.
+        """
         return (
             sqlite_insert(job)
             .from_select(
@@ -158,7 +164,7 @@ class SqliteDialect(Dialect):
             .values(value=counter.c.value + bindparam("count"))
         )
 
-    # ---- in the caller's transaction -------------------------------------------------------------------
+    # ---- in the caller's transaction -------------------------------------------------------------
 
     def now(self) -> datetime | None:
         return self.clock.now() or datetime.now(UTC)
@@ -168,11 +174,7 @@ class SqliteDialect(Dialect):
         if driver.in_transaction:
             self._refuse_unsafe_savepoint(connection, driver)
         elif driver.isolation_level is None or getattr(driver, "autocommit", None) is True:
-            raise TransactionError(
-                "This connection is in AUTOCOMMIT: the job would be committed, and could run, before "
-                "your own writes are. Enqueue in a transaction (an engine or connection without "
-                'isolation_level="AUTOCOMMIT").'
-            )
+            raise TransactionError(AUTOCOMMIT)
 
     def _refuse_unsafe_savepoint(self, connection: Connection, driver: Any) -> None:
         begins_by_itself = driver.isolation_level is not None
@@ -181,16 +183,17 @@ class SqliteDialect(Dialect):
         if getattr(driver, "autocommit", None) is False or connection.dialect in _safe_savepoints:
             return
         raise TransactionError(
-            "This SQLite connection may have no BEGIN before its SAVEPOINT, so releasing the savepoint "
-            "would commit the job at once. Call cyclone_sqla.begin_before_savepoints(engine) once after "
-            "create_engine(), or enqueue outside begin_nested()."
+            "This SQLite connection may have no BEGIN before its SAVEPOINT, so releasing the "
+            "savepoint would commit the job at once. Call "
+            "cyclone_sqla.begin_before_savepoints(engine) once after create_engine(), or enqueue "
+            "outside begin_nested()."
         )
 
     def has_tables(self, connection: Connection) -> bool:
         return sa.inspect(connection).has_table(self.tables.job.name, schema=self.schema)
 
     @contextmanager
-    def enqueueing(self, connection: Connection) -> Iterator[None]:
+    def enqueueing(self, connection: Connection) -> Generator[None]:
         try:
             yield
         except DBAPIError as exc:
@@ -208,7 +211,9 @@ class SqliteDialect(Dialect):
         return nullcontext()
 
     def draw_ids(self, connection: Connection, count: int) -> list[int]:
-        """Take the write lock, so that nobody else inserts, and go on from the last id ever committed."""
+        """Take the write lock, so that nobody else inserts, and go on from the last id ever
+        committed.
+        """
         connection.execute(self._raise_leases, {"count": 0})
         last = connection.scalar(_LAST_ID) or 0
         return list(range(last + 1, last + 1 + count))
@@ -216,10 +221,10 @@ class SqliteDialect(Dialect):
     def take_idempotency_key(self, connection: Connection, values: Mapping[str, Any]) -> bool:
         return connection.execute(self._take_key, values).first() is not None
 
-    def hint_sender(self, engine: Engine, url: sa.URL | None) -> HintSender:  # noqa: ARG002
+    def hint_sender(self, engine: Engine, url: sa.URL | None) -> HintSender:
         return local_sender(engine)
 
-    # ---- in a worker's own transactions ------------------------------------------------------------------
+    # ---- in a worker's own transactions ----------------------------------------------------------
 
     def worker_engine(
         self, database: Engine | sa.URL, settings: WorkerSettings = DEFAULT_SETTINGS
@@ -287,7 +292,10 @@ class SqliteDialect(Dialect):
         return select(queues.c.queue).select_from(both).where(is_there).limit(1)
 
     def _build_claim(self) -> Any:
-        """One queue; the first of every known kind, then the first of those. Leases go on from the counter."""
+        """One queue; the first of every known kind, then the first of those.
+
+        Leases go on from the counter.
+        """
         job, first = self.tables.job.alias("candidate"), self.tables.job.alias("first")
         kinds = self.syntax.rows("kinds", {"kind": Text()})
         slots = bindparam("slots", type_=sa.Integer())
@@ -323,28 +331,29 @@ class SqliteDialect(Dialect):
 
 
 class SqliteConnection(WorkerConnection):
-    """One connection; every write begins with the write lock, waited for here, fairly and for a time.
+    """One connection; every write begins with the write lock, waited for here, fairly and for a
+    time.
 
     SQLite's own busy handler sleeps up to 100 ms between tries and starves the neighbours of a busy
     worker. Only the BEGIN is repeated, so nothing is ever done twice.
     """
 
     def __init__(self, engine: Engine, lock_timeout: float) -> None:
-        """``lock_timeout``: seconds to wait for the write lock before a step is given up for now."""
+        """``lock_timeout``: seconds to wait for the write lock before a step is given up."""
         self._engine = engine
         self._lock_timeout = lock_timeout
         self._connection: Connection | None = None
         self._lock = threading.Lock()
 
     @contextmanager
-    def transaction(self) -> Iterator[Connection]:
+    def transaction(self) -> Generator[Connection]:
         with self._begun("IMMEDIATE") as connection:
             yield connection
 
     step = transaction
 
     @contextmanager
-    def reading(self) -> Iterator[Connection]:
+    def reading(self) -> Generator[Connection]:
         with self._begun("DEFERRED") as connection:
             yield connection
 
@@ -355,7 +364,7 @@ class SqliteConnection(WorkerConnection):
                 connection.close()
 
     @contextmanager
-    def _begun(self, mode: str) -> Iterator[Connection]:
+    def _begun(self, mode: str) -> Generator[Connection]:
         with self._lock:
             if self._connection is None:
                 self._connection = self._engine.connect()
@@ -382,7 +391,7 @@ class SqliteConnection(WorkerConnection):
                         f"the SQLite write lock was held by others for {self._lock_timeout:g} s"
                     ) from exc
                 connection.rollback()
-                time.sleep(random.uniform(0.0005, 0.003))  # noqa: S311 - spreads contenders
+                time.sleep(random.uniform(0.0005, 0.003))
             else:
                 return
 
@@ -425,9 +434,9 @@ def _busy(connection: Connection) -> str:
 
 
 _SNAPSHOT = (
-    "This transaction read the database before another one changed it; SQLite can't let it write any "
-    "more. Nothing was enqueued. Roll back and run the whole unit of work again, or start it with "
-    "BEGIN IMMEDIATE."
+    "This transaction read the database before another one changed it; SQLite can't let it write "
+    "any more. Nothing was enqueued. Roll back and run the whole unit of work again, or start it "
+    "with BEGIN IMMEDIATE."
 )
 
 _LAST_ID = sa.text("SELECT seq FROM sqlite_sequence WHERE name = 'cyclone_job'")

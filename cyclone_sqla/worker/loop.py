@@ -19,10 +19,10 @@ LOG_EVERY = 60.0
 class Loop:
     """Calls ``step`` in a thread of its own until it is stopped.
 
-    ``step`` does one round of work, including its own waiting. After an error the loop pauses (0.1 s, doubling up to
-    5 s, jittered) and calls it again; ``recover`` is called before that, to forget what the
-    failed round may have left behind. An outage is logged when it begins, once a minute while it
-    lasts, and when it ends.
+    ``step`` does one round of work, including its own waiting. After an error the loop pauses (0.1
+    s, doubling up to 5 s, jittered) and calls it again; ``recover`` is called before that, to
+    forget what the failed round may have left behind. An outage is logged when it begins, once a
+    minute while it lasts, and when it ends.
     """
 
     def __init__(
@@ -79,17 +79,21 @@ class Loop:
             self._failing_since = now
         if is_first or now - self._logged_at >= LOG_EVERY:
             self._logged_at = now
-            log.warning("%s failed, trying again: %s", self.name, _brief(exc), exc_info=_unexpected(exc))
+            log.warning(
+                "%s failed, trying again: %s", self.name, _brief(exc), exc_info=_unexpected(exc)
+            )
         try:
             self._recover(exc)
         except Exception as second:  # noqa: BLE001 - as above
             log.warning("%s could not recover: %s", self.name, _brief(second))
-        self._stopping.wait(self._pause * random.uniform(0.5, 1.0))  # noqa: S311
+        self._stopping.wait(self._pause * random.uniform(0.5, 1.0))
         self._pause = min(LONGEST_PAUSE, self._pause * 2)
 
     def _succeed(self) -> None:
         if self._failing_since is not None:
-            log.info("%s works again after %.1f s", self.name, time.monotonic() - self._failing_since)
+            log.info(
+                "%s works again after %.1f s", self.name, time.monotonic() - self._failing_since
+            )
             self._failing_since = None
         self._pause = FIRST_PAUSE
 

@@ -30,8 +30,8 @@ FORGOTTEN_AFTER = timedelta(days=1)
 class Maintenance:
     """One thread's worth of small duties, each with its next time.
 
-    Staging has the finest clock: it sleeps until the next job is due, at most a poll interval, and is
-    woken by whoever writes an earlier due time.
+    Staging has the finest clock: it sleeps until the next job is due, at most a poll interval, and
+    is woken by whoever writes an earlier due time.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Maintenance:
         self._pruner = Pruner(dialect, held, settings)
         now = time.monotonic()
         self._rescue_at = self._beat_at = now
-        self._prune_at = now + random.uniform(0, settings.prune_interval)  # noqa: S311
+        self._prune_at = now + random.uniform(0, settings.prune_interval)
 
     def due_in(self, seconds: float) -> None:
         """Something will be due in this many seconds: don't sleep longer."""
@@ -84,7 +84,7 @@ class Maintenance:
         """Make due jobs available; seconds until the next look."""
         with self._held.reading() as connection:
             until = operations.next_due(connection, self._dialect)
-        longest = self._settings.poll * random.uniform(1.0, 1.5)  # noqa: S311
+        longest = self._settings.poll * random.uniform(1.0, 1.5)
         if until is None or until > timedelta(0):
             return min(longest, until.total_seconds()) if until is not None else longest
         with self._held.step() as connection:
@@ -124,13 +124,15 @@ class Rescuer:
     def round(self) -> None:
         """One pass, unless this worker was itself out of touch.
 
-        If it was (its host slept, the server stood still), the holders of the lapsed leases may have been
-        as well, and get one renewal interval to say so.
+        If it was (its host slept, the server stood still), the holders of the lapsed leases may
+        have been as well, and get one renewal interval to say so.
         """
         began = time.monotonic()
         if self._was_out_of_touch(began):
             log.warning("rescue waits one renewal interval: this worker was out of touch itself")
-            self._in_touch_at = began + self._settings.renew_interval - self._settings.rescue_interval
+            self._in_touch_at = (
+                began + self._settings.renew_interval - self._settings.rescue_interval
+            )
             return
         if self._in_touch_at is not None and began < self._in_touch_at:
             return
@@ -172,9 +174,7 @@ class Rescuer:
 class Pruner:
     """Deletes what has ended long ago, a small batch at a time."""
 
-    def __init__(
-        self, dialect: Dialect, held: WorkerConnection, settings: WorkerSettings
-    ) -> None:
+    def __init__(self, dialect: Dialect, held: WorkerConnection, settings: WorkerSettings) -> None:
         self._dialect = dialect
         self._held = held
         self._settings = settings

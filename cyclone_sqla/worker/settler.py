@@ -19,14 +19,15 @@ from cyclone_sqla import operations
 from cyclone_sqla.dialects import Dialect, WorkerConnection
 from cyclone_sqla.failures import Failure
 from cyclone_sqla.operations import Settled, Settlement
-from cyclone_sqla.outcomes import Completed
+from cyclone_sqla.outcomes import Completed, GivenBack
 from cyclone_sqla.worker.holdings import Holdings
 from cyclone_sqla.worker.runs import Finished, log_fields
 
 log = logging.getLogger("cyclone_sqla.worker")
 
 BATCH = 500
-"""Ends written at once: bounds how long SQLite's write lock and a statement's row locks are held."""
+"""Ends written at once: bounds how long SQLite's write lock and a statement's row locks are held.
+"""
 
 
 class Settler:
@@ -59,7 +60,10 @@ class Settler:
         ]
 
     def write(self, connection: Connection, batch: Sequence[Settlement]) -> list[Settled]:
-        """The statements for a batch. What they did counts when the step that ran them has ended."""
+        """The statements for a batch.
+
+        What they did counts when the step that ran them has ended.
+        """
         plain = [s for s in batch if operations.is_plain(s)]
         others = [s for s in batch if not operations.is_plain(s)]
         settled: list[Settled] = []
@@ -74,7 +78,9 @@ class Settler:
         return settled
 
     def note(self, batch: Sequence[Settlement], settled: Sequence[Settled]) -> int:
-        """Forget what was written or refused; the number of those that somebody has locked just now."""
+        """Forget what was written or refused; the number of those that somebody has locked just
+        now.
+        """
         busy = {job_id for result in settled for job_id in result.busy}
         refused = {job_id for result in settled for job_id in result.refused}
         over = [(s.job_id, s.lease) for s in batch if s.job_id not in busy]
@@ -92,7 +98,9 @@ class Settler:
         return len(busy)
 
     def write_carefully(self, held: WorkerConnection, batch: Sequence[Settlement]) -> None:
-        """After an error of the data: halve the batch until the bad row is alone, and write that without it."""
+        """After an error of the data: halve the batch until the bad row is alone, and write that
+        without it.
+        """
         try:
             with held.transaction() as connection:
                 settled = self.write(connection, batch)
@@ -104,7 +112,9 @@ class Settler:
                 self.write_carefully(held, batch[:middle])
                 self.write_carefully(held, batch[middle:])
                 return
-            log.error("the end of job %s could not be stored as it is: %s", batch[0].job_id, exc.orig)
+            log.error(
+                "the end of job %s could not be stored as it is: %s", batch[0].job_id, exc.orig
+            )
             with held.transaction() as connection:
                 settled = self.write(connection, [_minimal(batch[0])])
         self.note(batch, settled)
@@ -123,8 +133,6 @@ def _minimal(settlement: Settlement) -> Settlement:
     outcome = settlement.outcome
     if isinstance(outcome, Completed):
         return replace(settlement, outcome=Completed(failure=failure))
-    if hasattr(outcome, "failure"):
-        return replace(settlement, outcome=replace(outcome, failure=failure))
-    return settlement
-
-
+    if isinstance(outcome, GivenBack):
+        return settlement
+    return replace(settlement, outcome=replace(outcome, failure=failure))

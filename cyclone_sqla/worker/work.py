@@ -27,7 +27,9 @@ YIELD = 0.001
 
 
 class Work:
-    """One round settles the runs that have ended, claims as many jobs as there are free slots, and starts them."""
+    """One round settles the runs that have ended, claims as many jobs as there are free slots, and
+    starts them.
+    """
 
     def __init__(
         self,
@@ -73,7 +75,9 @@ class Work:
             self._wait()
 
     def recover(self, exc: BaseException) -> None:
-        """After a failed round: a claim's reply may have been lost, or a row may be unfit for the database."""
+        """After a failed round: a claim's reply may have been lost, or a row may be unfit for the
+        database.
+        """
         self._is_uncertain = True
         if is_of_the_data(exc):
             self._settler.write_carefully(self._held, self._settler.next_batch())

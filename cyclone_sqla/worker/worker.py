@@ -50,9 +50,9 @@ class Worker:
 
         Worker(cyclone).run()                    # or as a process of its own
 
-    ``settings`` are those of :class:`WorkerSettings`; single ones can be given by name. ``database`` (a
-    URL or an Engine) overrides the application's. The worker makes an engine of its own for it, unless
-    ``engine`` gives one.
+    ``settings`` are those of :class:`WorkerSettings`; single ones can be given by name.
+    ``database`` (a URL or an Engine) overrides the application's. The worker makes an engine of its
+    own for it, unless ``engine`` gives one.
 
     Raises ConfigurationError for settings that can't work, at once, and SchemaError at start for a
     database whose tables don't fit.
@@ -80,7 +80,7 @@ class Worker:
         self._stopping = threading.Lock()
         self._parts: _Parts | None = None
 
-    # ---- life --------------------------------------------------------------------------------------------
+    # ---- life ------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Check everything that can be checked, then start the loops."""
@@ -94,7 +94,8 @@ class Worker:
     def stop(self, grace: float | None = None) -> bool:
         """Claim nothing more, let runs end within ``grace`` seconds, give back the rest, end.
 
-        False if a run would not end: Python can't stop a thread, and the job's lease is left to run out.
+        False if a run would not end: Python can't stop a thread, and the job's lease is left to run
+        out.
         """
         self._stop_asked.set()
         with self._stopping:
@@ -152,7 +153,7 @@ class Worker:
 
         await asyncio.to_thread(self.stop)
 
-    # ---- what the parts are made from ----------------------------------------------------------------------
+    # ---- what the parts are made from ------------------------------------------------------------
 
     def resolve_database(self) -> Engine | sa.URL:
         """Where the jobs are: what was given here, else the application's."""
@@ -182,7 +183,9 @@ class _Parts:
     def __init__(self, worker: Worker) -> None:
         settings, cyclone = worker.settings, worker.cyclone
         database = worker.resolve_database()
-        backend = database.dialect.name if isinstance(database, Engine) else database.get_backend_name()
+        backend = (
+            database.dialect.name if isinstance(database, Engine) else database.get_backend_name()
+        )
         self.worker = worker
         self.dialect = cyclone.dialect(backend)
         self.slots = worker.slots()
@@ -194,7 +197,9 @@ class _Parts:
         self.source = self._wake_source()
         self.holdings = Holdings(self.slots)
         self.executor = Executor(
-            cyclone.registry.get, max_threads=sum(self.slots.values()), on_finished=self._on_finished
+            cyclone.registry.get,
+            max_threads=sum(self.slots.values()),
+            on_finished=self._on_finished,
         )
         self.settler = Settler(self.dialect, self.holdings, worker.id, settings.history_limit)
         self.connections = [self.dialect.hold(self.engine, settings) for _ in range(3)]
@@ -256,7 +261,9 @@ class _Parts:
             loop.start()
 
     def stop(self, grace: float) -> bool:
-        """Runs end while their leases are still renewed; then what ended is written, then all is closed."""
+        """Runs end while their leases are still renewed; then what ended is written, then all is
+        closed.
+        """
         self.work.is_claiming = False
         if self.source is not None:
             self.source.stop()
@@ -267,9 +274,13 @@ class _Parts:
         self.wakeup.set()
         self.maintenance.stop()
         self._renewing.set()
-        has_ended = all(loop.join(LAST_SETTLE) for loop in (self.work_loop, self.care_loop, self.lease_loop))
+        has_ended = all(
+            loop.join(LAST_SETTLE) for loop in (self.work_loop, self.care_loop, self.lease_loop)
+        )
         for job in left:
-            log.warning("job %s (%s) runs on in its thread; its lease will run out", job.id, job.kind)
+            log.warning(
+                "job %s (%s) runs on in its thread; its lease will run out", job.id, job.kind
+            )
         if has_ended:
             self._withdraw()
             self._close()
