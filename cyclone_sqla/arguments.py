@@ -152,8 +152,7 @@ class Arguments:
     def _encode(self, given: dict[str, Any], validated: dict[str, Any]) -> str:
         data = self._dump(validated)
         if b"\\u0000" in data and _NUL.search(data):
-            nul = find_fault(given, not_storable) or Fault((), "holds a NUL character")
-            raise nul.error(self._kind)
+            raise self._nul_in(given, validated).error(self._kind)
         if not self._exact or _is_doubtful(data):
             self._check_round_trip(given, data)
         return data.decode()
@@ -173,6 +172,10 @@ class Arguments:
                 fault = find_fault(value, _not_dumpable) or Fault((), _first_line(str(exc)))
                 return fault.inside(name)
         return Fault((), _first_line(message))
+
+    def _nul_in(self, given: dict[str, Any], validated: dict[str, Any]) -> Fault:
+        names = [n for n, v in validated.items() if _NUL.search(self._dump({n: v}))]
+        return find_fault(given, not_storable) or Fault(tuple(names[:1]), "holds a NUL character")
 
     def _check_round_trip(self, given: dict[str, Any], data: bytes) -> None:
         try:
@@ -269,12 +272,12 @@ def _field(parameter: inspect.Parameter) -> Any:
 
 def _first_fault(exc: ValidationError, value: object) -> Fault:
     error = exc.errors(include_url=False, include_context=False, include_input=False)[0]
-    path, reason = locate(value, error["loc"]), error["msg"]
+    labels = error["loc"]
     if error["type"] == "missing":
-        return Fault((*path, error["loc"][-1]), "is missing")
+        return Fault((*locate(value, labels[:-1]), labels[-1]), "is missing")
     if error["type"] == "extra_forbidden":
-        return Fault(path, "is not expected here")
-    return Fault(path, reason)
+        return Fault(locate(value, labels), "is not expected here")
+    return Fault(locate(value, labels), error["msg"])
 
 
 def _is_doubtful(data: bytes) -> bool:
