@@ -117,11 +117,6 @@ class Work:
         if self._wakeup.wait(self._linger.next_wait()) is not None:
             self._linger.reset()
 
-    @property
-    def has_unsettled(self) -> bool:
-        """Whether runs have ended whose end is not written yet."""
-        return len(self._holdings) > 0 or not self._finished.empty()
-
     def _drain(self) -> list[Finished]:
         finished: list[Finished] = []
         try:

@@ -9,6 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from types import TracebackType
 from typing import Any, Self
 
@@ -268,7 +269,7 @@ class _Parts:
         if self.source is not None:
             self.source.stop()
         left = self.executor.stop(grace)
-        self._settle_the_rest(time.monotonic() + LAST_SETTLE)
+        self._settle_the_rest(time.monotonic() + LAST_SETTLE, {job.id for job in left})
         for loop in (self.work_loop, self.care_loop, self.lease_loop):
             loop.stop()
         self.wakeup.set()
@@ -286,8 +287,8 @@ class _Parts:
             self._close()
         return has_ended and not left
 
-    def _settle_the_rest(self, give_up: float) -> None:
-        while self.work.has_unsettled and time.monotonic() < give_up and self.work_loop.is_alive:
+    def _settle_the_rest(self, give_up: float, left: AbstractSet[int]) -> None:
+        while self.holdings.leases().keys() - left and time.monotonic() < give_up:
             self.wakeup.set()
             time.sleep(0.01)
 
