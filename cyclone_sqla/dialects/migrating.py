@@ -47,15 +47,9 @@ class Migrating(ABC):
     def transaction(self, database: Engine | sa.URL) -> AbstractContextManager[Connection]:
         """A transaction on a connection of our own, committed at the end."""
 
-    @contextmanager
-    def reading(self, database: Engine | sa.URL) -> Iterator[Connection]:
+    @abstractmethod
+    def reading(self, database: Engine | sa.URL) -> AbstractContextManager[Connection]:
         """A connection of our own that only reads."""
-        engine = own_engine(database)
-        try:
-            with engine.connect() as connection:
-                yield connection
-        finally:
-            engine.dispose()
 
     @abstractmethod
     def held(self, connection: Connection, schema: str | None) -> AbstractContextManager[None]:
@@ -86,6 +80,15 @@ class MigratingPostgres(Migrating):
         engine = own_engine(database)
         try:
             with engine.execution_options(isolation_level="READ COMMITTED").begin() as connection:
+                yield connection
+        finally:
+            engine.dispose()
+
+    @contextmanager
+    def reading(self, database: Engine | sa.URL) -> Iterator[Connection]:
+        engine = own_engine(database)
+        try:
+            with engine.connect() as connection:
                 yield connection
         finally:
             engine.dispose()
@@ -137,7 +140,8 @@ class MigratingSqlite(Migrating):
     def transaction(self, database: Engine | sa.URL) -> Iterator[Connection]:
         engine = own_engine(database)
         try:
-            with engine.execution_options(cyclone_begin="IMMEDIATE").connect() as connection:
+            writing = engine.execution_options(cyclone_begin="IMMEDIATE")
+            with self._patiently(writing.connect) as connection:
                 self._set_wal(connection)
                 self._patiently(lambda: self._begin(connection))
                 yield connection
@@ -145,12 +149,16 @@ class MigratingSqlite(Migrating):
         finally:
             engine.dispose()
 
-    def reading(self, database: Engine | sa.URL) -> AbstractContextManager[Connection]:
-        """Connecting would create a missing file; an empty database in memory answers the same."""
-        url = database if isinstance(database, sa.URL) else database.url
-        if url.database and not url.query and not Path(url.database).exists():
-            return sa.create_engine("sqlite://").connect()
-        return super().reading(database)
+    @contextmanager
+    def reading(self, database: Engine | sa.URL) -> Iterator[Connection]:
+        engine = sa.create_engine("sqlite://") if _is_missing(database) else own_engine(database)
+        try:
+            with self._patiently(engine.connect) as connection:
+                driver: Any = connection.connection.driver_connection
+                driver.execute(f"PRAGMA busy_timeout={round(self.seconds * 1000)}")
+                yield connection
+        finally:
+            engine.dispose()
 
     @contextmanager
     def held(self, connection: Connection, schema: str | None) -> Iterator[None]:
@@ -220,6 +228,12 @@ def own_engine(database: Engine | sa.URL) -> Engine:
     """An engine of our own for the application's database."""
     url = worker_url(database if isinstance(database, sa.URL) else database.url)
     return dialect_of(url.get_backend_name(), None, DatabaseClock()).worker_engine(database)
+
+
+def _is_missing(database: Engine | sa.URL) -> bool:
+    """Whether connecting would create the file; an empty database in memory answers the same."""
+    url = database if isinstance(database, sa.URL) else database.url
+    return bool(url.database) and not url.query and not Path(url.database or "").exists()
 
 
 def _is_busy(error: Exception) -> bool:
