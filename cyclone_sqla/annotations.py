@@ -104,9 +104,9 @@ def problems(annotation: Any, seen: Seen = frozenset()) -> Iterator[str]:
 
     ``seen`` are the classes and aliases that are being looked into already.
     """
-    if annotation in seen:
-        return
     if _is_alias(annotation):
+        if annotation in seen:
+            return
         seen |= {annotation}
     found = members(annotation)
     yield from _clashes(found)
