@@ -114,6 +114,9 @@ class JsonObject(sa.types.TypeDecorator[dict[str, Any]]):
     impl = JsonText
     cache_ok = True
 
+    def column_expression(self, column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+        return sa.type_coerce(_JsonAsText(column), self)
+
     def process_bind_param(self, value: Any, dialect: sa.Dialect) -> str | None:
         return None if value is None else json.dumps(value)
 
