@@ -18,6 +18,7 @@ from tests.databases import (
     sqlite_template,
 )
 from tests.servers.postgres import Postgres, PostgresServer
+from tests.shop import Shop
 
 
 @pytest.fixture(scope="session")
@@ -67,6 +68,12 @@ def database(request: pytest.FixtureRequest) -> Database:
     """A fresh database, once of each kind."""
     fresh: Database = request.getfixturevalue(f"{request.param}_database")
     return fresh
+
+
+@pytest.fixture
+def shop(database: Database) -> Shop:
+    """An application on a fresh database, once on each kind."""
+    return Shop(database)
 
 
 @pytest.hookimpl(tryfirst=True)
