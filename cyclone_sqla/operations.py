@@ -508,8 +508,8 @@ def _event(outcome: Outcome, state: State) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpiredRun:
-    """A running job whose lease has run out."""
+class LostRun:
+    """A running job whose worker is lost: its lease has run out, or it is known to be gone."""
 
     id: int
     kind: str
@@ -527,33 +527,48 @@ class ExpiredRun:
         return max(0, self.max_attempts - (self.attempt - self.snoozes))
 
 
-def expired_runs(connection: Connection, dialect: Dialect, limit: int) -> list[ExpiredRun]:
+def expired_runs(connection: Connection, dialect: Dialect, limit: int) -> list[LostRun]:
     """Runs whose lease has run out: what rescue looks at before it acts."""
     rows = connection.execute(dialect.sql.expired, {"limit": limit, "now": dialect.now()})
-    return [ExpiredRun(*row) for row in rows]
+    return [LostRun(*row) for row in rows]
 
 
 def rescue(
     connection: Connection,
     dialect: Dialect,
-    runs: Sequence[ExpiredRun],
-    backoff: Callable[[ExpiredRun], timedelta],
+    runs: Sequence[LostRun],
+    backoff: Callable[[LostRun], timedelta],
     *,
     history_limit: int,
 ) -> Settled:
     """Put back, or discard at the limit, runs whose lease is still the listed one and still run
     out.
+
+    The first crash of a job runs again at once, a second one backs off.
     """
-    settlements = [_lost(run, backoff) for run in runs]
+    settlements = [
+        _lost(run, "its lease ran out", backoff(run) if run.crashes else timedelta(0))
+        for run in runs
+    ]
     return release(connection, dialect, settlements, history_limit=history_limit, only_expired=True)
 
 
-def _lost(run: ExpiredRun, backoff: Callable[[ExpiredRun], timedelta]) -> Settlement:
-    """The first crash runs again at once, a second one of the same job backs off."""
+def recover(connection: Connection, dialect: Dialect, *, limit: int, history_limit: int) -> Settled:
+    """Put back at once, or discard at the limit, up to ``limit`` runs, whoever holds their leases.
+
+    Only for a worker that knows itself alone, before it claims anything. Attempts stay as counted.
+    """
+    rows = connection.execute(dialect.sql.running, {"limit": limit})
+    settlements = [
+        _lost(LostRun(*row), "it was gone when the next one started", timedelta(0)) for row in rows
+    ]
+    return release(connection, dialect, settlements, history_limit=history_limit)
+
+
+def _lost(run: LostRun, how: str, delay: timedelta) -> Settlement:
     outcome: Outcome
     if run.attempts_left:
-        delay = backoff(run) if run.crashes else timedelta(0)
-        reason = f"worker {run.worker} was lost: its lease ran out during attempt {run.attempt}"
+        reason = f"worker {run.worker} was lost during attempt {run.attempt}: {how}"
         outcome = Retried(delay, Failure.because(reason, kind="WorkerLost"), crashed=True)
     else:
         reason = (

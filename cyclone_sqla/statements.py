@@ -281,6 +281,11 @@ class Statements:
     @cached_property
     def expired(self) -> Any:
         """Running jobs whose lease has run out, longest first."""
+        return self.running.where(self.job.c.leased_until <= self.now())
+
+    @cached_property
+    def running(self) -> Any:
+        """Running jobs, whoever holds them."""
         job = self.job
         return (
             select(
@@ -294,7 +299,7 @@ class Statements:
                 job.c.snoozes,
                 job.c.crashes,
             )
-            .where(predicate(IS_RUNNING), job.c.leased_until <= self.now())
+            .where(predicate(IS_RUNNING))
             .order_by(job.c.leased_until)
             .limit(bindparam("limit", type_=sa.Integer()))
         )

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import sqlalchemy as sa
@@ -120,6 +121,10 @@ class Dialect(ABC):
     @abstractmethod
     def refuse_unfit_for_work(self, connection: Connection) -> None:
         """Raise ConfigurationError if a worker can't keep its promises on this database."""
+
+    def file_of(self, connection: Connection) -> Path | None:
+        """The file that the database is; None where it is a server's."""
+        return None
 
     @abstractmethod
     def hold(self, engine: Engine, settings: WorkerSettings) -> WorkerConnection:

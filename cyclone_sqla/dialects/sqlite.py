@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -253,6 +254,11 @@ class SqliteDialect(Dialect):
                 f"This SQLite file is in journal mode {mode}, a worker needs wal: "
                 "run `cyclone-sqla migrate`, which sets it."
             )
+
+    def file_of(self, connection: Connection) -> Path | None:
+        databases = connection.exec_driver_sql("PRAGMA database_list")
+        path = next((row.file for row in databases if row.name == "main"), "")
+        return Path(path) if path else None
 
     def hold(self, engine: Engine, settings: WorkerSettings) -> WorkerConnection:
         return SqliteConnection(engine, settings.effective_lock_timeout)

@@ -6,6 +6,7 @@ import logging
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
@@ -16,7 +17,7 @@ from cyclone_sqla import operations
 from cyclone_sqla.backoff import BackoffPolicy
 from cyclone_sqla.dialects import Dialect, WorkerConnection
 from cyclone_sqla.lifecycle import State
-from cyclone_sqla.operations import ExpiredRun, Retention
+from cyclone_sqla.operations import LostRun, Retention
 from cyclone_sqla.settings import WorkerSettings
 
 log = logging.getLogger("cyclone_sqla.worker")
@@ -94,6 +95,10 @@ class Maintenance:
         # Due but not staged: somebody has the rows locked, so don't look again at once.
         return 0.0 if staged else longest
 
+    def recover(self) -> None:
+        """Take back what a crashed predecessor held: for a worker that knows itself alone."""
+        self._rescuer.recover()
+
     def beat(self) -> None:
         """Be seen to be alive; drop the records of the long gone."""
         worker = self._record["id"]
@@ -161,13 +166,32 @@ class Rescuer:
             self._on_rescued()
         return len(settled.states)
 
+    def recover(self) -> None:
+        """Everything that runs by the database's account, without waiting for leases."""
+        states: Counter[State] = Counter()
+        while recovered := self._recover_batch():
+            states.update(recovered)
+        if states:
+            ends = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+            log.warning("recovered jobs that a crashed worker held: now %s", ends)
+
+    def _recover_batch(self) -> list[State]:
+        with self._held.transaction() as connection:
+            settled = operations.recover(
+                connection,
+                self._dialect,
+                limit=self._settings.rescue_limit,
+                history_limit=self._settings.history_limit,
+            )
+        return list(settled.states.values())
+
     def _was_out_of_touch(self, now: float) -> bool:
         if self._in_touch_at is None:
             return False
         expected = self._settings.rescue_interval + self._settings.renew_interval
         return now - self._in_touch_at > expected
 
-    def _backoff(self, run: ExpiredRun) -> timedelta:
+    def _backoff(self, run: LostRun) -> timedelta:
         return self._backoff_of(run.kind).delay(run.crashes)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -59,20 +60,30 @@ class Work:
         self._linger = Linger(poll)
         self._finished: SimpleQueue[Finished] = executor.finished
         self._is_uncertain = False
-        self.is_claiming = True
+        self._is_claiming = True
+        self.has_stopped_claiming = threading.Event()
+        """After :meth:`stop_claiming`: set once the holdings know of every job ever claimed."""
 
     def round(self) -> None:
         """One round, with its wait if there was nothing to do."""
+        is_claiming = self._is_claiming
         self._settler.add(self._drain())
         batch = self._settler.next_batch()
         if self._is_uncertain:
             self._reconcile()
-        claimed, busy = self._step(batch)
+        claimed, busy = self._step(batch, is_claiming)
+        if not is_claiming:
+            self.has_stopped_claiming.set()
         self._start(claimed)
         if claimed or (batch and not busy):
             self._linger.reset()
         else:
             self._wait()
+
+    def stop_claiming(self) -> None:
+        """Claim no more; a claim that is under way still ends."""
+        self._is_claiming = False
+        self._wakeup.set()
 
     def recover(self, exc: BaseException) -> None:
         """After a failed round: a claim's reply may have been lost, or a row may be unfit for the
@@ -82,9 +93,9 @@ class Work:
         if is_of_the_data(exc):
             self._settler.write_carefully(self._held, self._settler.next_batch())
 
-    def _step(self, batch: Sequence[Settlement]) -> tuple[list[ClaimedJob], int]:
+    def _step(self, batch: Sequence[Settlement], is_claiming: bool) -> tuple[list[ClaimedJob], int]:
         """Nothing is started, and nothing forgotten, before the database has committed."""
-        slots = self._holdings.free_slots() if self.is_claiming else {}
+        slots = self._holdings.free_slots() if is_claiming else {}
         if not batch and not self._is_worth_a_claim(slots):
             return [], 0
         settled: list[Settled] = []

@@ -10,6 +10,8 @@ import time
 import uuid
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
+from pathlib import Path
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
@@ -27,10 +29,11 @@ from cyclone_sqla.settings import WorkerSettings
 from cyclone_sqla.urls import parsed, worker_url
 from cyclone_sqla.worker.executor import Executor
 from cyclone_sqla.worker.holdings import Holdings
+from cyclone_sqla.worker.instance_lock import InstanceLock
 from cyclone_sqla.worker.leases import Leases
 from cyclone_sqla.worker.loop import Loop
 from cyclone_sqla.worker.maintenance import Maintenance
-from cyclone_sqla.worker.runs import Finished
+from cyclone_sqla.worker.runs import Finished, log_fields
 from cyclone_sqla.worker.settler import Settler
 from cyclone_sqla.worker.wakeup import PostgresListener, Source, SqliteWatcher, Wakeup
 from cyclone_sqla.worker.work import Work
@@ -76,7 +79,8 @@ class Worker:
         self._given_engine = engine
         self.name = self.settings.name or f"{socket.gethostname()}:{os.getpid()}"
         self.id = f"{self.name}/{uuid.uuid4().hex[:12]}"
-        self._stop_asked = threading.Event()
+        # Not an Event: its set() can deadlock in a signal handler, this queue's put() can't.
+        self._stop_asked: SimpleQueue[None] = SimpleQueue()
         self._stopped = threading.Event()
         self._stopping = threading.Lock()
         self._parts: _Parts | None = None
@@ -88,9 +92,10 @@ class Worker:
         if self._parts is not None:
             raise ConfigurationError("this Worker was started before; make a new one")
         self.cyclone.check()
-        self._parts = _Parts(self)
-        self._parts.start()
-        log.info("worker %s started: %s", self.id, self._parts.summary())
+        parts = _Parts(self)
+        parts.start()
+        self._parts = parts
+        log.info("worker %s started: %s", self.id, parts.summary())
 
     def stop(self, grace: float | None = None) -> bool:
         """Claim nothing more, let runs end within ``grace`` seconds, give back the rest, end.
@@ -98,7 +103,7 @@ class Worker:
         False if a run would not end: Python can't stop a thread, and the job's lease is left to run
         out.
         """
-        self._stop_asked.set()
+        self.ask_to_stop()
         with self._stopping:
             if self._parts is None or self._stopped.is_set():
                 return True
@@ -108,14 +113,21 @@ class Worker:
         return has_ended
 
     def run(self) -> bool:
-        """Start, and work until :meth:`stop` or :meth:`ask_to_stop` is called; see :meth:`stop`."""
+        """Start, and work until :meth:`stop` or :meth:`ask_to_stop` is called; see :meth:`stop`.
+
+        A KeyboardInterrupt stops the worker too, before it goes on to the caller.
+        """
         self.start()
-        self._stop_asked.wait()
+        try:
+            self._stop_asked.get()
+        except BaseException:
+            self.stop()
+            raise
         return self.stop()
 
     def ask_to_stop(self) -> None:
         """Have :meth:`run` stop the worker; returns at once, safe in a signal handler."""
-        self._stop_asked.set()
+        self._stop_asked.put(None)
 
     @property
     def is_healthy(self) -> bool:
@@ -196,6 +208,7 @@ class _Parts:
         self.engine, self.owns_engine = worker.make_engine(self.dialect)
         self.wakeup = Wakeup(self.slots)
         self.source = self._wake_source()
+        self.place: InstanceLock | None = None
         self.holdings = Holdings(self.slots)
         self.executor = Executor(
             cyclone.registry.get,
@@ -252,9 +265,13 @@ class _Parts:
             with self.connections[0].reading() as connection:
                 schema_version.require(connection, self.worker.cyclone.schema)
                 self.dialect.refuse_unfit_for_work(connection)
+                file = self.dialect.file_of(connection)
+            self._take_place(file)
             self.maintenance.beat()
         except BaseException:
             self._close()
+            if self.place is not None:
+                self.place.release()
             raise
         if self.source is not None:
             self.source.start()
@@ -265,32 +282,63 @@ class _Parts:
         """Runs end while their leases are still renewed; then what ended is written, then all is
         closed.
         """
-        self.work.is_claiming = False
-        if self.source is not None:
-            self.source.stop()
+        self.work.stop_claiming()
         left = self.executor.stop(grace)
-        self._settle_the_rest(time.monotonic() + LAST_SETTLE, {job.id for job in left})
-        for loop in (self.work_loop, self.care_loop, self.lease_loop):
+        give_up = time.monotonic() + LAST_SETTLE
+        self._settle_the_rest(give_up, {job.id for job in left})
+        has_ended = self._end_loops(give_up)
+        for job in left:
+            log.warning(
+                "job %s (%s) runs on in its thread; its lease will run out",
+                job.id, job.kind, extra=log_fields(job),
+            )  # fmt: skip
+        if has_ended and self._leave() and self.place is not None and not left:
+            self.place.release()
+        return has_ended and not left
+
+    def _take_place(self, file: Path | None) -> None:
+        """Keep out whoever can't work beside this worker, and recover if it is alone."""
+        alone = self.worker.settings.single_instance
+        if file is not None:
+            self.place = InstanceLock(file, alone=alone)
+            self.place.acquire()
+        elif alone:
+            raise ConfigurationError(
+                "single_instance is for a SQLite file: a server's workers can be on many hosts, so "
+                "leave it out; the jobs of a crashed worker run again when their leases run out"
+            )
+        if alone:
+            self.maintenance.recover()
+
+    def _settle_the_rest(self, give_up: float, left: AbstractSet[int]) -> None:
+        """Wait until every end is written that can still come, those of a last claim included."""
+        while time.monotonic() < give_up:
+            if self.work.has_stopped_claiming.is_set() and self.holdings.leases().keys() <= left:
+                return
+            self.wakeup.set()
+            time.sleep(0.01)
+
+    def _end_loops(self, give_up: float) -> bool:
+        """Whether all have ended: one that waits for a silent database does not."""
+        loops = (self.work_loop, self.care_loop, self.lease_loop)
+        for loop in loops:
             loop.stop()
         self.wakeup.set()
         self.maintenance.stop()
         self._renewing.set()
-        has_ended = all(
-            loop.join(LAST_SETTLE) for loop in (self.work_loop, self.care_loop, self.lease_loop)
-        )
-        for job in left:
-            log.warning(
-                "job %s (%s) runs on in its thread; its lease will run out", job.id, job.kind
-            )
-        if has_ended:
-            self._withdraw()
-            self._close()
-        return has_ended and not left
+        if self.source is not None:
+            self.source.stop()
+        return all(loop.join(max(0.0, give_up - time.monotonic())) for loop in loops)
 
-    def _settle_the_rest(self, give_up: float, left: AbstractSet[int]) -> None:
-        while self.holdings.leases().keys() - left and time.monotonic() < give_up:
-            self.wakeup.set()
-            time.sleep(0.01)
+    def _leave(self) -> bool:
+        """Whether all is closed. In a thread, because a silent database may never answer."""
+        leaving = threading.Thread(target=self._withdraw, name="cyclone-leave", daemon=True)
+        leaving.start()
+        leaving.join(LAST_SETTLE)
+        if leaving.is_alive():
+            return False
+        self._close()
+        return True
 
     def _withdraw(self) -> None:
         try:
