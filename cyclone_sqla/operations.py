@@ -338,7 +338,7 @@ def renew(
     held = _still_held(connection, dialect, {job_id: leases[job_id] for job_id in missing})
     return Renewal(
         lost=sorted(missing - held),
-        cancel_requested=[row.id for row in renewed if row.cancel_requested],
+        cancel_requested=[row.id for row in renewed if row.cancel_requested_at is not None],
     )
 
 

@@ -365,14 +365,18 @@ class Statements:
 
     @cached_property
     def renew(self) -> Any:
-        """Lengthen the leases that are still held; says which runs were asked to stop."""
+        """Lengthen the leases that are still held; says which runs were asked to stop, and when.
+
+        The time itself comes back: in RETURNING, SQLite 3.40 says of a NULL column that it IS NOT
+        NULL.
+        """
         picked = self._held("held", LEASED)
         job = self.job
         return (
             sa.update(job)
             .where(job.c.id == picked.c.id)
             .values(leased_until=plus(self.now(), bindparam("lease_length", type_=Duration())))
-            .returning(job.c.id, job.c.cancel_requested_at.is_not(None).label("cancel_requested"))
+            .returning(job.c.id, job.c.cancel_requested_at)
         )
 
     # ---- settle ----------------------------------------------------------------------------------
