@@ -62,6 +62,7 @@ class EventLoopThread:
 
     def _clean_up(self, loop: asyncio.AbstractEventLoop) -> None:
         """As ``asyncio.run`` does, but with an end to its patience."""
+        loop.set_task_factory(None)  # an action may have set one
         left = asyncio.all_tasks(loop)
         for task in left:
             task.cancel("the worker is stopping")

@@ -159,12 +159,9 @@ class Executor:
             self._start_task(run, contextvars.Context())
 
     def _start_task(self, run: Run, context: contextvars.Context, value: Any = None) -> None:
-        coroutine = self._run_async(run, value)
-        try:
-            asyncio.get_running_loop().create_task(coroutine, context=context)
-        except BaseException as exc:  # noqa: BLE001 - an action may have set a task factory
-            coroutine.close()
-            self._finish(run, outcome_of(run, exc))
+        # Not by create_task, which would ask a task factory that an action may have set.
+        loop = asyncio.get_running_loop()
+        asyncio.Task(self._run_async(run, value), loop=loop, context=context)
 
     async def _run_async(self, run: Run, value: Any) -> None:
         """In the event loop. No exception may leave it: asyncio would end the loop for some.
