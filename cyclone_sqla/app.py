@@ -67,16 +67,15 @@ class Cyclone:
         clock: Clock | None = None,
     ) -> None:
         self.database = database
-        self.schema = schema
         self.instance = instance
         self.max_payload = max_payload
         self.hints: HintMode = hints
         self.hint_url = parsed(hint_url) if isinstance(hint_url, str) else hint_url
         self.clock = clock or DatabaseClock()
         self.registry = Registry()
-        self.job_class = job_class(schema)
-        self._dialects: dict[str, Dialect] = {}
-        self._checked: weakref.WeakSet[sa.Dialect] = weakref.WeakSet()
+        self._dialects: dict[str, Dialect]
+        self._checked: weakref.WeakSet[sa.Dialect]
+        self.use_schema(schema)
 
     # ---- actions ---------------------------------------------------------------------------------
 
@@ -302,6 +301,13 @@ class Cyclone:
     def resolve_database(self) -> Engine | sa.URL | None:
         """The application's database as a synchronous Engine or a URL."""
         return _resolve(self.database)
+
+    def use_schema(self, schema: str | None) -> None:
+        """Find the queue's tables in this schema from now on: for a program that is told which."""
+        self.schema = schema
+        self.job_class = job_class(schema)
+        self._dialects = {}
+        self._checked = weakref.WeakSet()
 
     def dialect(self, name: str) -> Dialect:
         """This application's statements for SQLAlchemy's name of a database, built once."""

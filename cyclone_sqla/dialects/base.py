@@ -39,6 +39,8 @@ class Dialect(ABC):
     syntax: Syntax
     notifies = False
     """Whether the database itself calls other processes, by NOTIFY."""
+    embedded = False
+    """Whether it is a file of this host, which a worker sets up by itself."""
     one_writer = False
     """Whether a write transaction keeps every other one out."""
 

@@ -141,6 +141,7 @@ class SqliteDialect(Dialect):
 
     name = "sqlite"
     syntax = SqliteSyntax()
+    embedded = True
     one_writer = True
 
     def __init__(self, *args: Any) -> None:
