@@ -18,7 +18,7 @@ migrations may call this too.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -129,7 +129,7 @@ def check_database(
 @contextmanager
 def own_transaction(
     database: str | sa.URL | Engine | AsyncEngine, lock_timeout: timedelta = LOCK_TIMEOUT
-) -> Iterator[Connection]:
+) -> Generator[Connection]:
     """A transaction to migrate in, on a connection of our own; it is committed at the end.
 
     An engine of the application's is only asked how to connect.
@@ -287,8 +287,11 @@ def _online(
 
 
 def _options(schema: str | None, steps: list[RevisionStep]) -> dict[str, Any]:
+    def planned(_heads: object, _context: object) -> list[RevisionStep]:
+        return steps
+
     return {
-        "fn": lambda _heads, _context: steps,
+        "fn": planned,
         "version_table": schema_version.VERSION_TABLE,
         "version_table_schema": schema,
         "transactional_ddl": True,  # SQLite's too, once there is a BEGIN
@@ -319,7 +322,7 @@ def _number(revision: str) -> str | None:
 
 
 @contextmanager
-def _clear_errors(revision: str) -> Iterator[None]:
+def _clear_errors(revision: str) -> Generator[None]:
     try:
         yield
     except (RevisionError, CommandError) as exc:

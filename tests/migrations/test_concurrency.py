@@ -12,7 +12,7 @@ from datetime import timedelta
 
 import psutil
 import pytest
-from sqlalchemy import make_url, text
+from sqlalchemy import event, make_url, text
 
 from cyclone_sqla import migrations, schema_version
 from cyclone_sqla.errors import DatabaseBusyError
@@ -151,6 +151,27 @@ def test_threads_of_one_process_take_turns(empty_database: Database) -> None:
         _assert_migrated_once(empty_database)
         with migrations.own_transaction(empty_database.url) as connection:
             migrations.downgrade(connection, revision="base")
+
+
+def test_an_application_that_sends_begin_itself_waits_too(empty_sqlite: Database) -> None:
+    """Deferred: two that read first would hinder each other's write, and one would fail."""
+    engine = empty_sqlite.engine()
+    event.listen(engine, "connect", lambda c, _: setattr(c, "isolation_level", None))
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
+    asked = threading.Event()
+
+    def migrate() -> int:
+        with engine.connect() as connection, connection.begin():
+            asked.set()
+            return len(migrations.upgrade(connection))
+
+    with engine.connect() as first, ThreadPoolExecutor(1) as thread:
+        migrations.upgrade(first)
+        second = thread.submit(migrate)
+        assert asked.wait(30)
+        first.commit()
+        assert second.result() == 0
+    _assert_migrated_once(empty_sqlite)
 
 
 def test_the_wait_for_another_migration_has_an_end(empty_database: Database) -> None:
