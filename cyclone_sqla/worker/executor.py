@@ -265,12 +265,17 @@ def _in_words(outcome: Outcome) -> tuple[int, str]:
         case Completed(failure=failure):
             return (logging.WARNING, failure.error) if failure else (logging.DEBUG, "completed")
         case Retried(delay=delay, failure=failure):
-            return logging.WARNING, f"failed, again in {delay}: {failure.error}"
+            return logging.WARNING, f"failed, again {_in(delay)}: {failure.error}"
         case Discarded(failure=failure):
             return logging.ERROR, f"discarded: {failure.error}"
         case Snoozed(delay=delay):
-            return logging.DEBUG, f"snoozed for {delay}"
+            return logging.DEBUG, f"snoozed, again {_in(delay)}"
         case CancelledOutcome():
             return logging.INFO, "cancelled"
         case GivenBack():
             return logging.DEBUG, "given back before it began"
+
+
+def _in(delay: timedelta) -> str:
+    seconds = delay.total_seconds()
+    return f"in {seconds:,.1f} s" if seconds > 0 else "at once"

@@ -55,4 +55,7 @@ class Leases:
             self._executor.cancel(job_id, leases[job_id], Interruption.CANCELLED)
         for job_id in renewal.lost:
             if self._executor.cancel(job_id, leases[job_id], Interruption.LEASE_LOST):
-                log.warning("lease lost: job %s runs on and will change nothing", job_id)
+                log.warning(
+                    "lease lost: job %s runs on and will change nothing",
+                    job_id, extra={"job_id": job_id},
+                )  # fmt: skip

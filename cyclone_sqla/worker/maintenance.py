@@ -160,7 +160,10 @@ class Rescuer:
                 log.warning(
                     "rescued job %s (%s) from worker %s after attempt %s: now %s",
                     run.id, run.kind, run.worker, run.attempt, state,
-                    extra={"job_id": run.id, "kind": run.kind, "queue": run.queue},
+                    extra={
+                        "job_id": run.id, "kind": run.kind, "queue": run.queue,
+                        "attempt": run.attempt,
+                    },
                 )  # fmt: skip
         if settled.states:
             self._on_rescued()
@@ -244,7 +247,10 @@ class Pruner:
             )
         if job_id is None:
             return False
-        log.warning("job %s can't be pruned: a row of another table refers to it", job_id)
+        log.warning(
+            "job %s can't be pruned: a row of another table refers to it",
+            job_id, extra={"job_id": job_id},
+        )  # fmt: skip
         self._kept.append(job_id)
         return True
 

@@ -107,9 +107,11 @@ class Worker:
         with self._stopping:
             if self._parts is None or self._stopped.is_set():
                 return True
-            has_ended = self._parts.stop(self.settings.grace if grace is None else grace)
+            patience = self.settings.grace if grace is None else grace
+            log.info("worker %s stops: %s", self.id, self._parts.prospect(patience))
+            has_ended = self._parts.stop(patience)
             self._stopped.set()
-        log.info("worker %s stopped", self.id)
+        log.info("worker %s stopped%s", self.id, "" if has_ended else ", but not all has ended")
         return has_ended
 
     def run(self) -> bool:
@@ -255,6 +257,11 @@ class _Parts:
     def summary(self) -> str:
         queues = ", ".join(f"{name}:{count}" for name, count in self.slots.items())
         return f"queues {queues}; kinds {', '.join(self.kinds)}"
+
+    def prospect(self, grace: float) -> str:
+        """What a stop waits for."""
+        count = len(self.executor.running())
+        return f"{count} job(s) running, which get up to {grace:g} s" if count else "nothing runs"
 
     def health(self) -> dict[str, bool]:
         loops = (self.work_loop, self.lease_loop, self.care_loop)

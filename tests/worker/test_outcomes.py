@@ -660,9 +660,9 @@ def test_the_log_of_a_run_names_its_job(
     [
         (lambda _: 1, {}, logging.DEBUG, "completed"),
         (lambda _: object(), {}, logging.WARNING, "the result was not kept"),
-        (raising(ValueError("bad")), {}, logging.WARNING, "failed, again in 0:00:07: ValueError"),
+        (raising(ValueError("bad")), {}, logging.WARNING, "failed, again in 7.0 s: ValueError"),
         (raising(ValueError("bad")), {"max_attempts": 1}, logging.ERROR, "discarded: ValueError"),
-        (raising(Snooze(in_=60)), {}, logging.DEBUG, "snoozed for 0:01:00"),
+        (raising(Snooze(in_=60)), {}, logging.DEBUG, "snoozed, again in 60.0 s"),
     ],
     ids=["completed", "result lost", "failed", "discarded", "snoozed"],
 )
