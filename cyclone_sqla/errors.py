@@ -12,7 +12,7 @@
     ├── DuplicateError            an active job holds the unique key
     ├── TransactionError          the caller's transaction cannot take part
     │   ├── SnapshotError         SQLite: the transaction read too early to write now
-    │   └── DatabaseBusyError     SQLite: another process holds the write lock
+    │   └── DatabaseBusyError     another process holds SQLite's write lock, or migrates
     ├── JobNotFoundError          no job has this id (also a LookupError)
     ├── UnknownKindError          no action is registered for the kind (also a LookupError)
     ├── InvalidTransitionError    the job's state does not allow the verb
@@ -175,9 +175,9 @@ class SnapshotError(TransactionError):
 
 
 class DatabaseBusyError(TransactionError):
-    """SQLite: the write lock was not free within the engine's timeout.
+    """A lock was not free in time: SQLite's write lock, or one that a migration needs.
 
-    The transaction stays usable.
+    After an enqueue the transaction stays usable.
     """
 
     retryable = True

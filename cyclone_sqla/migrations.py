@@ -275,8 +275,9 @@ def _take(
     if steps:
         context.run_migrations(op=Operations(context), schema=schema)
         if not steps[-1].to_revisions:
-            # Alembic keeps its table at the base, empty; we leave nothing behind.
-            context.execute(DropTable(schema_version.version_table(schema)))
+            # Alembic keeps its empty table at the base (in scripts, some releases drop it).
+            table = schema_version.version_table(schema)
+            context.execute(DropTable(table, if_exists=True))
     return tuple(_revision_of(step) for step in steps)
 
 
