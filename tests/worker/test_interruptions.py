@@ -13,7 +13,7 @@ import pytest
 
 from cyclone_sqla import Context
 from cyclone_sqla.context import ClaimedJob
-from cyclone_sqla.outcomes import CancelledOutcome, Completed, Discarded, Retried
+from cyclone_sqla.outcomes import CancelledOutcome, Completed, Discarded, Outcome, Retried
 from cyclone_sqla.worker.runs import Interruption
 from tests.waiting import wait_until
 from tests.worker.stage import (
@@ -44,6 +44,10 @@ def _fails(_: Context) -> None:
     raise ValueError("while stopping")
 
 
+def _interrupt(stage: Stage, job: ClaimedJob, why: Interruption = Interruption.CANCELLED) -> None:
+    assert stage.executor.cancel(job.id, job.lease, why)
+
+
 # --- timeouts
 
 
@@ -54,8 +58,20 @@ def test_a_run_that_stops_at_its_timeout_failed(stage: Stage, flavour: Flavour) 
     assert isinstance(outcome, Retried)
     assert outcome.failure.error == "TimeoutError: timed out after 0.02 s"
     assert outcome.delay == seconds(7)
+
+
+@every_flavour
+def test_a_timeout_says_where_the_run_was(stage: Stage, flavour: Flavour) -> None:
+    action = Obedient(flavour)
+    job = stage.start(action.fn, timeout=3600)
+    action.wait_begun()
+    _interrupt(stage, job, Interruption.TIMED_OUT)
+
+    outcome = stage.wait(job).outcome
+
+    assert isinstance(outcome, Retried)
     (cause,) = json.loads(outcome.failure.details)["causes"]
-    assert "stage.py" in "".join(cause["traceback"]), "where it was when its time was up"
+    assert "stage.py" in "".join(cause["traceback"])
 
 
 @every_flavour
@@ -98,9 +114,10 @@ def test_a_run_that_outlives_its_timeout_keeps_its_slot_and_its_outcome_counts(
     stage: Stage, flavour: Flavour
 ) -> None:
     held = Held(flavour)
-    job = stage.start(held.fn, timeout=SOON)
+    job = stage.start(held.fn, timeout=3600)
     held.wait_begun()
-    _outlast(stage, 3 * SOON)
+    _interrupt(stage, job, Interruption.TIMED_OUT)
+    _outlast(stage, SOON)
 
     assert not stage.is_finished(job)
     assert job in stage.executor.running()
@@ -115,16 +132,24 @@ def test_a_run_that_outlives_its_timeout_keeps_its_slot_and_its_outcome_counts(
 def test_a_run_that_fails_after_its_timeout_failed_for_its_own_reason(
     stage: Stage, flavour: Flavour
 ) -> None:
-    held = Held(flavour, then=_fails)
-    job = stage.start(held.fn, timeout=SOON)
-    held.wait_begun()
-    _outlast(stage, 3 * SOON)
-    held.release.set()
-
-    outcome = stage.wait(job).outcome
+    outcome = _interrupted_and_released(stage, flavour, Interruption.TIMED_OUT, _fails)
 
     assert isinstance(outcome, Retried)
     assert outcome.failure.error == "ValueError: while stopping"
+
+
+def _interrupted_and_released(
+    stage: Stage, flavour: Flavour, why: Interruption, then: Callable[[Context], Any]
+) -> Outcome:
+    """How a run ends that was told to stop, went on all the same, and only then did ``then``."""
+    held = Held(flavour, then)
+    job = stage.start(held.fn, timeout=3600)
+    held.wait_begun()
+    _interrupt(stage, job, why)
+    held.release.set()
+    outcome = stage.wait(job).outcome
+    assert held.told == [True]
+    return outcome
 
 
 @every_flavour
@@ -187,13 +212,7 @@ def test_a_run_that_stops_at_its_deadline_is_discarded_as_expired(
 def test_a_run_that_fails_after_its_deadline_is_not_tried_again(
     stage: Stage, flavour: Flavour
 ) -> None:
-    held = Held(flavour, then=_fails)
-    job = stage.start(held.fn, job={"time_left": seconds(SOON)})
-    held.wait_begun()
-    _outlast(stage, 3 * SOON)
-    held.release.set()
-
-    outcome = stage.wait(job).outcome
+    outcome = _interrupted_and_released(stage, flavour, Interruption.EXPIRED, _fails)
 
     assert isinstance(outcome, Discarded)
     assert outcome.failure.error == "Expired: its deadline has passed"
@@ -204,13 +223,9 @@ def test_a_run_that_fails_after_its_deadline_is_not_tried_again(
 def test_a_run_that_completes_after_its_deadline_is_completed(
     stage: Stage, flavour: Flavour
 ) -> None:
-    held = Held(flavour)
-    job = stage.start(held.fn, job={"time_left": seconds(SOON)})
-    held.wait_begun()
-    _outlast(stage, 3 * SOON)
-    held.release.set()
+    outcome = _interrupted_and_released(stage, flavour, Interruption.EXPIRED, lambda _: 3)
 
-    assert stage.wait(job).outcome == Completed('"released"')
+    assert outcome == Completed("3")
 
 
 @every_flavour
@@ -224,17 +239,13 @@ def test_the_earlier_of_timeout_and_deadline_decides(stage: Stage, flavour: Flav
 # --- cancellation
 
 
-def _cancel(stage: Stage, job: ClaimedJob, why: Interruption = Interruption.CANCELLED) -> None:
-    assert stage.executor.cancel(job.id, job.lease, why)
-
-
 @every_flavour
 def test_a_run_that_stops_when_cancelled_is_cancelled(stage: Stage, flavour: Flavour) -> None:
     action = Obedient(flavour)
     job = stage.start(action.fn)
     action.wait_begun()
 
-    _cancel(stage, job)
+    _interrupt(stage, job)
 
     outcome = stage.wait(job).outcome
     assert isinstance(outcome, CancelledOutcome)
@@ -243,18 +254,15 @@ def test_a_run_that_stops_when_cancelled_is_cancelled(stage: Stage, flavour: Fla
 
 
 @every_flavour
+@pytest.mark.parametrize(
+    ("then", "expected"), [(lambda _: 3, Completed), (_fails, Retried)], ids=["returns", "raises"]
+)
 def test_a_run_that_ignores_its_cancellation_tells_how_it_ended(
-    stage: Stage, flavour: Flavour
+    stage: Stage, flavour: Flavour, then: Callable[[Context], Any], expected: type
 ) -> None:
-    returns, fails = Held(flavour), Held(flavour, then=_fails)
-    for held, expected in ((returns, Completed), (fails, Retried)):
-        job = stage.start(held.fn)
-        held.wait_begun()
-        _cancel(stage, job)
-        assert not stage.is_finished(job)
-        held.release.set()
-        assert isinstance(stage.wait(job).outcome, expected)
-        assert held.told == [True]
+    outcome = _interrupted_and_released(stage, flavour, Interruption.CANCELLED, then)
+
+    assert isinstance(outcome, expected)
 
 
 def test_a_run_cancelled_before_it_begins_does_not_run() -> None:
@@ -265,7 +273,7 @@ def test_a_run_cancelled_before_it_begins_does_not_run() -> None:
         held.wait_begun()
         second = stage.start(flavoured("sync", calls.append))
 
-        _cancel(stage, second)
+        _interrupt(stage, second)
         held.release.set()
 
         assert isinstance(stage.wait(second).outcome, CancelledOutcome)
@@ -282,7 +290,7 @@ def test_a_task_cancelled_before_its_first_step_does_not_run(stage: Stage) -> No
 
     blocking = stage.start(blocks_the_loop)
     job = stage.start(flavoured("async", calls.append))
-    _cancel(stage, job)
+    _interrupt(stage, job)
     unblock.set()
 
     assert isinstance(stage.wait(job).outcome, CancelledOutcome)
@@ -298,7 +306,7 @@ def test_a_lost_lease_stops_the_run_and_its_outcome_is_reported(
     job = stage.start(action.fn)
     action.wait_begun()
 
-    _cancel(stage, job, Interruption.LEASE_LOST)
+    _interrupt(stage, job, Interruption.LEASE_LOST)
 
     outcome = stage.wait(job).outcome
     assert isinstance(outcome, Retried)
@@ -314,7 +322,7 @@ def test_only_the_run_with_the_lease_is_cancelled(stage: Stage, flavour: Flavour
     new.wait_begun()
     assert stage.executor.running() == [first, second]
 
-    _cancel(stage, first, Interruption.LEASE_LOST)
+    _interrupt(stage, first, Interruption.LEASE_LOST)
     assert not stage.executor.cancel(7, 3, Interruption.CANCELLED)
     old.release.set()
     new.release.set()
@@ -345,7 +353,7 @@ def test_clean_up_after_a_cancellation_is_not_cancelled_again(stage: Stage) -> N
 
     job = stage.start(action)
     assert begun.wait(PATIENCE)
-    _cancel(stage, job)
+    _interrupt(stage, job)
     assert cleaning.wait(PATIENCE)
     for _ in range(5):
         stage.executor.cancel(job.id, job.lease, Interruption.CANCELLED)
@@ -370,7 +378,7 @@ def test_a_run_that_clings_to_life_is_told_each_reason_once(stage: Stage) -> Non
     assert begun.wait(PATIENCE)
     for reason in (Interruption.CANCELLED, Interruption.LEASE_LOST, Interruption.CANCELLED):
         told = len(caught)
-        _cancel(stage, job, reason)
+        _interrupt(stage, job, reason)
         if told < 2:
             wait_until(lambda told=told: len(caught) > told, "the action is told")
     release.set()
@@ -408,7 +416,7 @@ def test_cancelling_one_task_leaves_the_others_alone(stage: Stage) -> None:
     cancelled = stage.start(victim.fn)
     victim.wait_begun()
 
-    _cancel(stage, cancelled)
+    _interrupt(stage, cancelled)
 
     assert isinstance(stage.wait(cancelled).outcome, CancelledOutcome)
     for held, job in zip(others, jobs, strict=True):
