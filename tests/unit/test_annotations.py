@@ -7,6 +7,7 @@ import inspect
 import ipaddress
 import itertools
 import re
+import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
@@ -243,6 +244,17 @@ def test_an_annotation_that_could_change_a_value_is_refused(annotation: Any, rea
 )
 def test_an_annotation_that_always_comes_back_is_allowed(annotation: Any) -> None:
     assert list(problems(annotation)) == []
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="the type statement is of Python 3.12")
+def test_an_alias_may_name_itself() -> None:
+    names: dict[str, Any] = {"Decimal": Decimal}
+    exec("type Tree = dict[str, Tree] | int", names)
+    exec("type Bad = list[Bad] | Decimal | str", names)
+    assert list(problems(names["Tree"])) == []
+    assert len(list(problems(names["Bad"]))) == 1
+    codec = _codec(names["Tree"])
+    assert codec.decode(codec.encode((), {"x": {"a": {"b": 1}}}))[1] == {"x": {"a": {"b": 1}}}
 
 
 _VALUES: dict[Any, list[Any]] = {
