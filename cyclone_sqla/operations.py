@@ -7,10 +7,10 @@ The first part runs in the caller's transaction, the second in a worker's own.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -343,14 +343,22 @@ def renew(
 
 
 def _still_held(connection: Connection, dialect: Dialect, leases: Mapping[int, int]) -> set[int]:
-    if not leases:
-        return set()
-    bound = dialect.syntax.bind("wanted", statements.ID, [(job_id,) for job_id in leases])
-    return {
-        row.id
-        for row in connection.execute(dialect.sql.leases_of, bound)
-        if row.state == State.RUNNING and row.lease == leases[row.id]
-    }
+    found = _leases_of(connection, dialect, leases.keys())
+    return {job_id for job_id, lease in leases.items() if _is_held(found.get(job_id), lease)}
+
+
+def _leases_of(
+    connection: Connection, dialect: Dialect, ids: Collection[int]
+) -> dict[int, sa.Row[Any]]:
+    """The jobs' present leases and states, by a plain read."""
+    if not ids:
+        return {}
+    bound = dialect.syntax.bind("wanted", statements.ID, [(job_id,) for job_id in ids])
+    return {row.id: row for row in connection.execute(dialect.sql.leases_of, bound)}
+
+
+def _is_held(row: sa.Row[Any] | None, lease: int) -> bool:
+    return row is not None and row.state == State.RUNNING and row.lease == lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,59 +374,110 @@ class Settlement:
 
 @dataclass(slots=True)
 class Settled:
-    """What became of a batch: written (by id, with the state that followed), busy, or refused."""
+    """What became of a batch, by job: each is written, busy or refused.
+
+    ``states`` holds what was written, with the state that followed. ``busy`` are those that
+    somebody has locked just now. ``refused`` are those whose lease is not held any more, with the
+    state in which they were found if no later lease was given: somebody ended that very run.
+    """
 
     states: dict[int, State] = field(default_factory=dict[int, State])
     busy: list[int] = field(default_factory=list[int])
-    refused: list[int] = field(default_factory=list[int])
+    refused: dict[int, State | None] = field(default_factory=dict[int, "State | None"])
+
+    def add(self, other: Settled) -> None:
+        """Take in what became of other jobs."""
+        self.states |= other.states
+        self.busy += other.busy
+        self.refused |= other.refused
 
 
-def is_plain(settlement: Settlement) -> bool:
-    """Whether a run simply returned: the batch of such is one statement."""
-    outcome = settlement.outcome
-    return isinstance(outcome, Completed) and outcome.failure is None
-
-
-def complete(
-    connection: Connection, dialect: Dialect, settlements: Sequence[Settlement]
-) -> Settled:
-    """Write the ends of runs that returned."""
-    rows = [(s.job_id, s.lease, _result(s.outcome)) for s in settlements]
-    bound = dialect.syntax.bind("done", statements.COMPLETED, rows)
-    written = connection.execute(dialect.sql.complete, {**bound, "now": dialect.now()}).all()
-    return _judge(connection, dialect, settlements, written)
-
-
-def release(
+def settle(
     connection: Connection,
     dialect: Dialect,
     settlements: Sequence[Settlement],
     *,
     history_limit: int,
+) -> Settled:
+    """Write how runs ended, of every job one run at most.
+
+    Runs that simply returned are one statement, the hot path. Any other end, and that of a run that
+    was asked to stop, is written together with its history.
+    """
+    settled, others = Settled(), [s for s in settlements if not _is_plain(s)]
+    if len(others) < len(settlements):
+        settled, asked = _complete(connection, dialect, [s for s in settlements if _is_plain(s)])
+        others += asked
+    if others:
+        with dialect.together(connection):
+            settled.add(_release(connection, dialect, others, history_limit))
+    return settled
+
+
+def _is_plain(settlement: Settlement) -> bool:
+    outcome = settlement.outcome
+    return isinstance(outcome, Completed) and outcome.failure is None
+
+
+def _complete(
+    connection: Connection, dialect: Dialect, settlements: Sequence[Settlement]
+) -> tuple[Settled, list[Settlement]]:
+    """Write the ends of runs that returned; those asked to stop are left as they are, and named."""
+    rows = [(s.job_id, s.lease, _result(s.outcome)) for s in settlements]
+    bound = dialect.syntax.bind("done", statements.COMPLETED, rows)
+    written = connection.execute(dialect.sql.complete, {**bound, "now": dialect.now()}).all()
+    missing = _missing(settlements, written)
+    found = _leases_of(connection, dialect, [s.job_id for s in missing])
+    asked = [
+        s
+        for s in missing
+        if _is_held(found.get(s.job_id), s.lease)
+        and found[s.job_id].cancel_requested_at is not None
+    ]
+    return _judged(written, [s for s in missing if s not in asked], found), asked
+
+
+def _release(
+    connection: Connection,
+    dialect: Dialect,
+    settlements: Sequence[Settlement],
+    history_limit: int,
+    *,
     only_expired: bool = False,
 ) -> Settled:
-    """Write every other end of a run, and its history, in one transaction of the caller's."""
+    """Write every other end of a run, and its history."""
     sql = dialect.sql
     statement = sql.release_expired if only_expired else sql.release
     rows = [(s.job_id, s.lease, *_release_values(s.outcome)) for s in settlements]
     bound = dialect.syntax.bind("ended", statements.RELEASED, rows)
     written = connection.execute(statement, {**bound, "now": dialect.now()}).all()
-    settled = _judge(connection, dialect, settlements, written)
+    missing = _missing(settlements, written)
+    found = _leases_of(connection, dialect, [s.job_id for s in missing])
+    settled = _judged(written, missing, found)
     _write_history(connection, dialect, settlements, settled.states, history_limit)
     return settled
 
 
-def _judge(
-    connection: Connection,
-    dialect: Dialect,
-    settlements: Sequence[Settlement],
+def _missing(settlements: Sequence[Settlement], written: Sequence[sa.Row[Any]]) -> list[Settlement]:
+    done = {row.id for row in written}
+    return [s for s in settlements if s.job_id not in done]
+
+
+def _judged(
     written: Sequence[sa.Row[Any]],
+    missing: Sequence[Settlement],
+    found: Mapping[int, sa.Row[Any]],
 ) -> Settled:
     """Tell apart what was written, what somebody has locked just now, and what was fenced off."""
-    states = {row.id: State(row.state) for row in written}
-    missing = {s.job_id: s.lease for s in settlements if s.job_id not in states}
-    busy = _still_held(connection, dialect, missing)
-    return Settled(states, sorted(busy), sorted(missing.keys() - busy))
+    settled = Settled({row.id: State(row.state) for row in written})
+    for s in missing:
+        row = found.get(s.job_id)
+        if _is_held(row, s.lease):
+            settled.busy.append(s.job_id)
+        else:
+            is_latest = row is not None and row.lease == s.lease
+            settled.refused[s.job_id] = State(row.state) if row and is_latest else None
+    return settled
 
 
 def _result(outcome: Outcome) -> str | None:
@@ -468,7 +527,7 @@ def _write_history(
             *told,
         )
         for s in settlements
-        if s.job_id in states and (told := _told(s.outcome)) is not None
+        if s.job_id in states and (told := _told(s.outcome, states[s.job_id])) is not None
     ]
     if not entries:
         return
@@ -479,12 +538,12 @@ def _write_history(
             connection.execute(dialect.sql.trim_history, {"job_id": s.job_id, "keep": limit})
 
 
-def _told(outcome: Outcome) -> tuple[str | None, str | None] | None:
+def _told(outcome: Outcome, state: State) -> tuple[str | None, str | None] | None:
     """What history keeps of an end: error and details; None if there is nothing to keep."""
     failure = _failure_of(outcome)
     if failure is not None:
         return failure.error, failure.details
-    return (None, None) if isinstance(outcome, CancelledOutcome) else None
+    return (None, None) if state == State.CANCELLED else None
 
 
 def _failure_of(outcome: Outcome) -> Failure | None:
@@ -550,7 +609,7 @@ def rescue(
         _lost(run, "its lease ran out", backoff(run) if run.crashes else timedelta(0))
         for run in runs
     ]
-    return release(connection, dialect, settlements, history_limit=history_limit, only_expired=True)
+    return _release(connection, dialect, settlements, history_limit, only_expired=True)
 
 
 def recover(connection: Connection, dialect: Dialect, *, limit: int, history_limit: int) -> Settled:
@@ -562,7 +621,7 @@ def recover(connection: Connection, dialect: Dialect, *, limit: int, history_lim
     settlements = [
         _lost(LostRun(*row), "it was gone when the next one started", timedelta(0)) for row in rows
     ]
-    return release(connection, dialect, settlements, history_limit=history_limit)
+    return _release(connection, dialect, settlements, history_limit)
 
 
 def _lost(run: LostRun, how: str, delay: timedelta) -> Settlement:
@@ -597,44 +656,47 @@ class Retention:
     dead_letters: bool = False
 
 
+class Place(NamedTuple):
+    """A place in the order in which ended jobs are pruned."""
+
+    finished_at: datetime
+    job_id: int
+
+
+_BEGINNING = Place(EPOCH, 0)
+
+
+def oldest_prunable(
+    connection: Connection, dialect: Dialect, retention: Retention, after: Place | None
+) -> Place | None:
+    """The first job behind a place that :func:`prune` would delete, by a plain read."""
+    statement = dialect.prune_statement(retention.state, retention.dead_letters, only_look=True)
+    found = connection.execute(statement, _prunable(dialect, retention, after)).first()
+    return None if found is None else Place(found.finished_at, found.id)
+
+
 def prune(
     connection: Connection,
     dialect: Dialect,
     retention: Retention,
-    *,
-    after: datetime | None,
-    kept: Sequence[int],
+    after: Place | None,
     limit: int,
-) -> tuple[int, datetime | None]:
-    """Delete one batch of ended jobs; how many, and where to go on.
-
-    ``kept`` are ids to step over: rows that an application's foreign key keeps.
-    """
+) -> Place | None:
+    """Delete one batch of ended jobs behind a place; where to go on, None if none was deleted."""
     statement = dialect.prune_statement(retention.state, retention.dead_letters)
-    params = {**_prunable(dialect, retention, after, kept), "limit": limit}
+    params = {**_prunable(dialect, retention, after), "limit": limit}
     rows = connection.execute(statement, params).all()
-    return len(rows), max((row.finished_at for row in rows), default=None)
+    return max((Place(row.finished_at, row.id) for row in rows), default=None)
 
 
-def oldest_prunable(
-    connection: Connection,
-    dialect: Dialect,
-    retention: Retention,
-    *,
-    after: datetime | None,
-    kept: Sequence[int],
-) -> int | None:
-    """The job that :func:`prune` would delete first."""
-    statement = dialect.prune_statement(retention.state, retention.dead_letters, only_look=True)
-    found = connection.execute(statement, _prunable(dialect, retention, after, kept)).first()
-    return None if found is None else int(found.id)
+def _prunable(dialect: Dialect, retention: Retention, after: Place | None) -> dict[str, Any]:
+    return {**(after or _BEGINNING)._asdict(), "age": retention.age, "now": dialect.now()}
 
 
-def _prunable(
-    dialect: Dialect, retention: Retention, after: datetime | None, kept: Sequence[int]
-) -> dict[str, Any]:
-    bound = dialect.syntax.bind("kept", statements.ID, [(job_id,) for job_id in kept])
-    return {**bound, "age": retention.age, "after": after or EPOCH, "now": dialect.now()}
+def has_old_idempotency_key(connection: Connection, dialect: Dialect, age: timedelta) -> bool:
+    """Whether any idempotency key is older than its retention, by a plain read."""
+    params = {"age": age, "now": dialect.now()}
+    return connection.execute(dialect.sql.old_idempotency_key, params).first() is not None
 
 
 def prune_idempotency_keys(

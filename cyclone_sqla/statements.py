@@ -101,8 +101,10 @@ class Syntax(Protocol):
         """JSON text as a value of the column type."""
         ...
 
-    def locked(self, picked: sa.Select[Any], job: sa.FromClause, name: str) -> sa.FromClause:
-        """The picked rows of ``job``, locked in id order; those that others have locked are left
+    def locked(
+        self, picked: sa.Select[Any], job: sa.FromClause, name: str, *, to_delete: bool = False
+    ) -> sa.FromClause:
+        """The picked rows of ``job``, locked in their order; those that others have locked are left
         out.
         """
         ...
@@ -250,16 +252,21 @@ class Statements:
         return sa.delete(key).where(key.c.kind == bindparam("kind"), key.c.key == bindparam("key"))
 
     @cached_property
+    def old_idempotency_key(self) -> Any:
+        """Whether there is a key older than its retention."""
+        return self._old_keys(self.tables.idempotency_key.c.kind).limit(1)
+
+    @cached_property
     def prune_idempotency_keys(self) -> Any:
         """Forget keys older than their retention."""
         key = self.tables.idempotency_key
-        old = (
-            select(key.c.kind, key.c.key)
-            .where(key.c.created_at < minus(self.now(), bindparam("age", type_=Duration())))
-            .order_by(key.c.created_at)
-            .limit(bindparam("limit", type_=sa.Integer()))
-        )
+        old = self._old_keys(key.c.kind, key.c.key).limit(bindparam("limit", type_=sa.Integer()))
         return sa.delete(key).where(sa.tuple_(key.c.kind, key.c.key).in_(old))
+
+    def _old_keys(self, *columns: ColumnElement[Any]) -> Any:
+        key = self.tables.idempotency_key
+        oldest_kept = minus(self.now(), bindparam("age", type_=Duration()))
+        return select(*columns).where(key.c.created_at < oldest_kept).order_by(key.c.created_at)
 
     # ---- look ------------------------------------------------------------------------------------
 
@@ -308,7 +315,8 @@ class Statements:
     def leases_of(self) -> Any:
         """The present lease and state of given jobs."""
         job, wanted = self.job, self.syntax.rows("wanted", ID)
-        return select(job.c.id, job.c.lease, job.c.state).where(job.c.id == wanted.c.id)
+        columns = (job.c.id, job.c.lease, job.c.state, job.c.cancel_requested_at)
+        return select(*columns).where(job.c.id == wanted.c.id)
 
     # ---- stage -----------------------------------------------------------------------------------
 
@@ -383,17 +391,14 @@ class Statements:
 
     @cached_property
     def complete(self) -> Any:
-        """The hot path: runs whose action returned.
-
-        One that was asked to stop ends as cancelled.
-        """
-        picked = self._held("done", COMPLETED)
+        """The hot path: runs whose action returned, and that nobody asked to stop."""
+        picked = self._held("done", COMPLETED, only_unasked=True)
         job = self.job
         return (
             sa.update(job)
             .where(job.c.id == picked.c.id)
             .values(
-                state=self._unless_cancelled(word(State.COMPLETED)),
+                **self._becomes(life.COMPLETE),
                 result=self.syntax.json(picked.c.result),
                 leased_until=None,
                 finished_at=self.now(),
@@ -437,7 +442,14 @@ class Statements:
             .returning(job.c.id, job.c.state, job.c.queue)
         )
 
-    def _held(self, name: str, columns: Columns, *, only_expired: bool = False) -> sa.FromClause:
+    def _held(
+        self,
+        name: str,
+        columns: Columns,
+        *,
+        only_expired: bool = False,
+        only_unasked: bool = False,
+    ) -> sa.FromClause:
         """The given runs whose lease still stands, locked.
 
         "Running" is asked as "has a lease" (a check constraint makes them one): asked by state, a
@@ -454,6 +466,8 @@ class Statements:
         )
         if only_expired:
             held = held.where(job.c.leased_until <= self.now())
+        if only_unasked:
+            held = held.where(job.c.cancel_requested_at.is_(None))
         return self.syntax.locked(held, job, "picked")
 
     def _unless_cancelled(self, state: ColumnElement[Any]) -> ColumnElement[Any]:
@@ -493,12 +507,10 @@ class Statements:
     # ---- prune -----------------------------------------------------------------------------------
 
     def prune(self, state: State, *, dead_letters: bool = False) -> Any:
-        """Delete the oldest ended jobs of one state, a batch at a time, from a place in the order
-        on.
-        """
+        """Delete ended jobs of one state behind a place, the oldest first, a batch at a time."""
         job = self.job.alias("old")
         old = self._old_jobs(job, state, dead_letters).limit(bindparam("limit", type_=sa.Integer()))
-        picked = self.syntax.locked(old, job, "picked")
+        picked = self.syntax.locked(old, job, "picked", to_delete=True)
         return (
             sa.delete(self.job)
             .where(self.job.c.id.in_(select(picked.c.id)))
@@ -509,16 +521,19 @@ class Statements:
         """The one that :meth:`prune` would delete first."""
         return self._old_jobs(self.job.alias("old"), state, dead_letters).limit(1)
 
-    def _old_jobs(self, job: Any, state: State, dead_letters: bool) -> sa.Select[Any]:
-        kept = self.syntax.rows("kept", ID)
+    def _old_jobs(self, job: Any, state: State, dead_letters: bool) -> Any:
+        after = bindparam("finished_at", type_=Timestamp())
         return (
-            select(job.c.id)
+            select(job.c.id, job.c.finished_at)
             .where(
                 predicate(IS_DEAD_LETTER if dead_letters else IS_OVER),
                 job.c.state == word(state),
                 job.c.finished_at < minus(self.now(), bindparam("age", type_=Duration())),
-                job.c.finished_at >= bindparam("after", type_=Timestamp()),
-                job.c.id.not_in(select(kept.c.id)),
+                # Not one comparison of pairs: the index ends at the time.
+                job.c.finished_at >= after,
+                sa.or_(
+                    job.c.finished_at > after, job.c.id > bindparam("job_id", type_=BigInteger())
+                ),
             )
             .order_by(job.c.finished_at, job.c.id)
         )

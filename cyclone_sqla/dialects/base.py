@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, StatementError
 from sqlalchemy.orm import Session
 
 from cyclone_sqla.clock import Clock
@@ -144,9 +145,22 @@ class Dialect(ABC):
     ) -> list[sa.Row[Any]]:
         """Claim up to ``slots[queue]`` available jobs of each queue."""
 
+    def call_workers(self, connection: Connection, queues: Collection[str]) -> None:
+        """Tell other workers of jobs in these queues, where the database is what tells them."""
+
+    @abstractmethod
+    def together(self, connection: Connection) -> AbstractContextManager[None]:
+        """Statements of a worker that commit together, inside a step or a transaction of its own."""
+
     @abstractmethod
     def is_passing(self, error: BaseException) -> bool:
         """Whether a worker's own transaction that met this error is simply run again."""
+
+    def is_of_the_data(self, error: BaseException) -> bool:
+        """Whether the values or a row were refused, so that the rest of a batch may well pass."""
+        if isinstance(error, DBAPIError):
+            return isinstance(error, DataError | IntegrityError)
+        return isinstance(error, StatementError | UnicodeError | OverflowError)
 
 
 class WorkerConnection(ABC):

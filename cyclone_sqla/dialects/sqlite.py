@@ -112,7 +112,9 @@ class SqliteSyntax:
     def json(self, text: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
         return text
 
-    def locked(self, picked: sa.Select[Any], job: sa.FromClause, name: str) -> sa.FromClause:
+    def locked(
+        self, picked: sa.Select[Any], job: sa.FromClause, name: str, *, to_delete: bool = False
+    ) -> sa.FromClause:
         return picked.subquery(name)
 
     def insert_unless_held(self, job: sa.Table, source: sa.Select[Any]) -> Any:
@@ -285,8 +287,11 @@ class SqliteDialect(Dialect):
             rows += claimed
         return rows
 
+    def together(self, connection: Connection) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def is_passing(self, error: BaseException) -> bool:
-        return isinstance(error, DatabaseBusyError) or errorname_of(error).startswith("SQLITE_BUSY")
+        return errorname_of(error).startswith("SQLITE_BUSY")
 
     def _build_probe(self) -> Any:
         job = self.tables.job
@@ -296,7 +301,8 @@ class SqliteDialect(Dialect):
             predicate(IS_AVAILABLE), job.c.queue == queues.c.queue, job.c.kind == kinds.c.kind
         )
         both = kinds.join(queues, sa.true())
-        return select(queues.c.queue).select_from(both).where(is_there).limit(1)
+        look = select(queues.c.queue).select_from(both).where(is_there)
+        return look.where(self.sql.not_paused(queues.c.queue)).limit(1)
 
     def _build_claim(self) -> Any:
         """One queue; the first of every known kind, then the first of those.

@@ -124,12 +124,10 @@ class Hands:
         worker: str = "worker-1",
         history_limit: int = 25,
     ) -> Settled:
-        """Write the ends of runs that go by one statement: all plain, or none."""
+        """Write the ends of several runs."""
         batch = [Settlement(job.id, job.lease, job.attempt, worker, end) for job, end in outcomes]
         with self.transaction() as connection:
-            if all(operations.is_plain(settlement) for settlement in batch):
-                return operations.complete(connection, self.dialect, batch)
-            return operations.release(connection, self.dialect, batch, history_limit=history_limit)
+            return operations.settle(connection, self.dialect, batch, history_limit=history_limit)
 
     def renew(self, *jobs: ClaimedJob, lease: timedelta = MINUTE) -> Renewal:
         """Renew the leases of these runs."""
@@ -163,7 +161,7 @@ class Hands:
             return self.cyclone.get(connection, job_id)
 
     def rows(self) -> list[Row[Any]]:
-        """Every column of every job, and every history entry: what must be equal if nothing changed."""
+        """Every column of every job and of its history, to compare."""
         with self.engine.connect() as connection:
             jobs = connection.execute(sa.select(Job.__table__).order_by(Job.id)).all()
             entries = sa.select(HistoryEntry.__table__).order_by(HistoryEntry.id)
