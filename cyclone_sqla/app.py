@@ -34,6 +34,9 @@ R = TypeVar("R")
 MAX_PAYLOAD = 1024 * 1024
 """How large a job's arguments may be unless the application says otherwise, in bytes of JSON."""
 
+MAX_ID = 2**63 - 1
+"""The largest id that a job can have."""
+
 Database: TypeAlias = "str | sa.URL | Engine | Any"
 """A URL, an Engine or AsyncEngine, a (async_)sessionmaker, or a callable that returns one of these.
 """
@@ -284,8 +287,10 @@ class Cyclone:
         return run(target, work, self.job_class)
 
     def _read(self, session: Session, job_id: int) -> Job:
-        with session.no_autoflush:
-            job = session.get(self.job_class, job_id, populate_existing=True)
+        job = None
+        if 0 < job_id <= MAX_ID:  # of another number a database would say that it is none
+            with session.no_autoflush:
+                job = session.get(self.job_class, job_id, populate_existing=True)
         if job is None:
             raise JobNotFoundError(f"there is no job {job_id} in this database")
         return job

@@ -121,9 +121,9 @@ class DuplicateError(CycloneError):
     def __init__(self, duplicates: Sequence[Duplicate]) -> None:
         first = duplicates[0]
         more = f" (and {len(duplicates) - 1} more)" if len(duplicates) > 1 else ""
+        holder = "another job of the same call" if first.job is None else f"job {first.job_id}"
         super().__init__(
-            f"an active {first.kind} job already holds the unique key {first.key!r}: "
-            f"job {first.job_id}{more}"
+            f"an active {first.kind} job already holds the unique key {first.key!r}: {holder}{more}"
         )
         self.duplicates = tuple(duplicates)
         self.kind = first.kind

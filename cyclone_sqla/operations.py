@@ -7,10 +7,11 @@ The first part runs in the caller's transaction, the second in a worker's own.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -43,7 +44,7 @@ def enqueue(connection: Connection, dialect: Dialect, spec: JobSpec, origin: str
     caller's transaction is usable after it.
     """
     dialect.refuse_unfit(connection)
-    with dialect.enqueueing(connection):
+    with dialect.enqueueing(connection), _conflict_guard(connection, dialect, [spec]):
         if spec.idempotency_key is None:
             return _insert_or_find(connection, dialect, spec, origin)
         return _enqueue_once(connection, dialect, spec, origin)
@@ -55,16 +56,35 @@ def enqueue_many(
     """Insert jobs; the answer to input i is at place i.
 
     One held key with "raise" means that nothing is inserted, and DuplicateError lists all such
-    inputs.
+    inputs. Of inputs with one idempotency key the first one counts.
     """
     dialect.refuse_unfit(connection)
-    numbered = list(enumerate(specs))
-    with dialect.enqueueing(connection):
-        plain = [(i, spec) for i, spec in numbered if spec.idempotency_key is None]
-        once = [(i, spec) for i, spec in numbered if spec.idempotency_key is not None]
-        refs = _insert_all(connection, dialect, plain, origin)
-        refs |= _enqueue_all_once(connection, dialect, once, origin, refs.values())
-    return [refs[i] for i, _ in numbered]
+    firsts = _firsts(specs)
+    with dialect.enqueueing(connection), _conflict_guard(connection, dialect, specs):
+        known = _take_keys(connection, dialect, [specs[i] for i in firsts.values()])
+        taken = {key: i for key, i in firsts.items() if key not in known}
+        with _giving_back(connection, dialect, taken):
+            refs = _insert_all(connection, dialect, _wanted(specs, taken.values()), origin)
+        _name_keys(connection, dialect, {key: refs[i].id for key, i in taken.items()})
+    known |= {key: replace(refs[i], created=False) for key, i in taken.items()}
+    return [refs.get(i) or known[_once_key_of(spec)] for i, spec in enumerate(specs)]
+
+
+def _wanted(specs: Sequence[JobSpec], firsts: Iterable[int]) -> dict[int, JobSpec]:
+    """What is to be inserted: inputs without an idempotency key, and those that have just taken
+    theirs.
+    """
+    taking = set(firsts)
+    return {i: s for i, s in enumerate(specs) if s.idempotency_key is None or i in taking}
+
+
+def _conflict_guard(
+    connection: Connection, dialect: Dialect, specs: Iterable[JobSpec]
+) -> AbstractContextManager[None]:
+    """Around the whole enqueue: what came before a conflict that is an error must go with it."""
+    if any(spec.unique or spec.idempotency_key for spec in specs):
+        return dialect.conflict_guard(connection)
+    return nullcontext()
 
 
 def _insert_or_find(
@@ -75,8 +95,7 @@ def _insert_or_find(
         row = connection.execute(dialect.sql.insert_one, values).one()
         return _created(spec, row)
     while True:
-        with dialect.conflict_guard(connection):
-            inserted = connection.execute(dialect.sql.insert_one_unless_held, values).first()
+        inserted = connection.execute(dialect.sql.insert_one_unless_held, values).first()
         if inserted is not None:
             return _created(spec, inserted)
         holder = _holders(connection, dialect, [spec]).get((spec.kind, spec.unique))
@@ -87,64 +106,112 @@ def _insert_or_find(
         raise DuplicateError([Duplicate(0, spec.kind, spec.unique, holder)])
 
 
+# ---- idempotency keys: taken before the job is inserted, then given its id -----------------------
+
+_Key: TypeAlias = tuple[str, str]
+"""A kind, and a key of that kind."""
+
+
 def _enqueue_once(
     connection: Connection, dialect: Dialect, spec: JobSpec, origin: str | None
 ) -> JobRef:
-    """The idempotency key is taken first: whoever else takes it waits for this transaction."""
-    key = {"kind": spec.kind, "key": spec.idempotency_key}
-    with dialect.conflict_guard(connection):
-        taken = dialect.take_idempotency_key(
-            connection, {**key, "queue": spec.queue, "now": dialect.now()}
-        )
-    if not taken:
-        row = connection.execute(dialect.sql.idempotent_job, key).one()
-        state = None if row.state is None else State(row.state)
-        return JobRef(row.job_id, spec.kind, row.queue, created=False, state=state)
-    try:
+    known = _take_keys(connection, dialect, [spec])
+    if known:
+        (first,) = known.values()
+        return first
+    taken = _firsts([spec])
+    with _giving_back(connection, dialect, taken):
         ref = _insert_or_find(connection, dialect, spec, origin)
-    except DuplicateError:
-        connection.execute(dialect.sql.drop_idempotency_key, key)
-        raise
-    named = {"of_kind": spec.kind, "of_key": spec.idempotency_key, "job_id": ref.id}
-    connection.execute(dialect.sql.name_idempotent_job, named)
+    _name_keys(connection, dialect, dict.fromkeys(taken, ref.id))
     return ref
 
 
-def _enqueue_all_once(
-    connection: Connection,
-    dialect: Dialect,
-    numbered: Sequence[tuple[int, JobSpec]],
-    origin: str | None,
-    inserted: Iterable[JobRef],
-) -> dict[int, JobRef]:
-    """Keys are taken in one order, so that two bulk enqueues never deadlock on them."""
-    refs: dict[int, JobRef] = {}
-    for i, spec in sorted(numbered, key=lambda entry: (entry[1].kind, entry[1].idempotency_key)):
-        try:
-            refs[i] = _enqueue_once(connection, dialect, spec, origin)
-        except DuplicateError as exc:
-            _undo(connection, dialect, [*inserted, *refs.values()])
-            for done in (spec for j, spec in numbered if j in refs and refs[j].created):
-                key = {"kind": done.kind, "key": done.idempotency_key}
-                connection.execute(dialect.sql.drop_idempotency_key, key)
-            raise DuplicateError([Duplicate(i, exc.kind, exc.key, exc.job)]) from None
-    return refs
+def _firsts(specs: Sequence[JobSpec]) -> dict[_Key, int]:
+    """For each idempotency key the first input that has it."""
+    firsts: dict[_Key, int] = {}
+    for i, spec in enumerate(specs):
+        if spec.idempotency_key is not None:
+            firsts.setdefault(_once_key_of(spec), i)
+    return firsts
+
+
+def _take_keys(
+    connection: Connection, dialect: Dialect, specs: Iterable[JobSpec]
+) -> dict[_Key, JobRef]:
+    """Take idempotency keys, each named by one of ``specs``; the jobs of those taken before.
+
+    Whoever else takes one waits for this transaction. They are taken in one order, so that two bulk
+    enqueues never deadlock on them.
+    """
+    known: dict[_Key, JobRef] = {}
+    left = {_once_key_of(spec): spec.queue for spec in specs}
+    while left:  # again for those that retention removed between the two statements
+        rows = [(*key, queue) for key, queue in left.items()]
+        bound = dialect.syntax.bind("keys", statements.TAKEN_KEY, rows)
+        taken = connection.execute(dialect.sql.take_keys, {**bound, "now": dialect.now()})
+        for row in taken:
+            del left[row.kind, row.key]
+        found = _jobs_of_keys(connection, dialect, left)
+        known |= found
+        left = {key: queue for key, queue in left.items() if key not in found}
+    return known
+
+
+def _jobs_of_keys(
+    connection: Connection, dialect: Dialect, keys: Collection[_Key]
+) -> dict[_Key, JobRef]:
+    """The first job of each key, without a state if only the key is left of it."""
+    if not keys:
+        return {}
+    bound = dialect.syntax.bind("keys", statements.KEY, list(keys))
+    return {
+        (row.kind, row.key): JobRef(
+            row.job_id, row.kind, row.queue, created=False, state=row.state and State(row.state)
+        )
+        for row in connection.execute(dialect.sql.jobs_of_keys, bound)
+    }
+
+
+def _name_keys(connection: Connection, dialect: Dialect, ids: Mapping[_Key, int]) -> None:
+    """Tie keys just taken to their jobs."""
+    if ids:
+        rows = [(*key, job_id) for key, job_id in ids.items()]
+        bound = dialect.syntax.bind("keys", statements.NAMED_KEY, rows)
+        connection.execute(dialect.sql.name_keys, bound)
+
+
+@contextmanager
+def _giving_back(
+    connection: Connection, dialect: Dialect, keys: Collection[_Key]
+) -> Generator[None]:
+    """A duplicate burns no key that was taken for it."""
+    try:
+        yield
+    except DuplicateError:
+        if keys:
+            bound = dialect.syntax.bind("keys", statements.KEY, list(keys))
+            connection.execute(dialect.sql.give_back_keys, bound)
+        raise
+
+
+# ---- many ----------------------------------------------------------------------------------------
 
 
 def _insert_all(
     connection: Connection,
     dialect: Dialect,
-    numbered: Sequence[tuple[int, JobSpec]],
+    specs: Mapping[int, JobSpec],
     origin: str | None,
 ) -> dict[int, JobRef]:
     """Ids by input order, rows in (kind, unique key) order: two bulk enqueues never deadlock on
     keys.
     """
     refs: dict[int, JobRef] = {}
-    if not numbered:
+    if not specs:
         return refs
-    ids = dialect.draw_ids(connection, len(numbered))
-    left = [(job_id, i, spec) for job_id, (i, spec) in zip(ids, numbered, strict=True)]
+    ids = dialect.draw_ids(connection, len(specs))
+    left = [(job_id, i, spec) for job_id, (i, spec) in zip(ids, specs.items(), strict=True)]
+    left.sort(key=lambda entry: (*_key_of(entry[2]), entry[0]))
     while left:  # again for those whose holder ended between the two statements
         states = _insert_rows(connection, dialect, left, origin)
         refs |= {
@@ -155,14 +222,18 @@ def _insert_all(
         left = [entry for entry in left if entry[0] not in states]
         holders = _holders(connection, dialect, [spec for _, _, spec in left])
         held = {i: holders[key] for _, i, spec in left if (key := _key_of(spec)) in holders}
-        _refuse_duplicates(connection, dialect, dict(numbered), held, refs)
+        _refuse_duplicates(connection, dialect, specs, held, refs)
         refs |= held
         left = [entry for entry in left if entry[1] not in held]
     return refs
 
 
-def _key_of(spec: JobSpec) -> tuple[str, str]:
+def _key_of(spec: JobSpec) -> _Key:
     return spec.kind, spec.unique or ""
+
+
+def _once_key_of(spec: JobSpec) -> _Key:
+    return spec.kind, spec.idempotency_key or ""
 
 
 def _refuse_duplicates(
@@ -199,8 +270,7 @@ def _insert_rows(
             for job_id, _, spec in entries[start : start + INSERT_BATCH]
         ]
         bound = dialect.syntax.bind("jobs", statements.NUMBERED_JOB, rows)
-        with dialect.conflict_guard(connection):
-            inserted = connection.execute(insert, {**bound, "now": dialect.now()}).all()
+        inserted = connection.execute(insert, {**bound, "now": dialect.now()})
         states |= {row.id: State(row.state) for row in inserted}
     return states
 
@@ -211,7 +281,7 @@ INSERT_BATCH = 5_000
 
 def _holders(
     connection: Connection, dialect: Dialect, specs: Sequence[JobSpec]
-) -> dict[tuple[str, str], JobRef]:
+) -> dict[_Key, JobRef]:
     """Who holds these jobs' unique keys now."""
     if not specs:
         return {}

@@ -62,6 +62,10 @@ ID: Columns = {"id": BigInteger()}
 
 KEY: Columns = {"of_kind": Text(), "key": Text()}
 
+TAKEN_KEY: Columns = {**KEY, "queue": Text()}
+
+NAMED_KEY: Columns = {**KEY, "job_id": BigInteger()}
+
 NEW_JOB: Columns = {
     "kind": Text(),
     "queue": Text(),
@@ -84,6 +88,11 @@ NUMBERED_JOB: Columns = {"id": BigInteger(), **NEW_JOB}
 
 class Syntax(Protocol):
     """What a database says in its own words."""
+
+    @property
+    def code_points(self) -> str:
+        """The collation that orders text as Python does, so that both may sort one list."""
+        ...
 
     def now(self) -> ColumnElement[Any]:
         """The present time, as one expression that an index condition can use."""
@@ -109,8 +118,16 @@ class Syntax(Protocol):
         """
         ...
 
-    def insert_unless_held(self, job: sa.Table, source: sa.Select[Any]) -> Any:
-        """An INSERT of ``source`` that skips rows whose unique key is held."""
+    def insert_unless_held(
+        self,
+        table: sa.Table,
+        source: sa.Select[Any],
+        key: Sequence[sa.Column[Any]],
+        where: str | None = None,
+    ) -> Any:
+        """An INSERT of ``source`` that skips rows whose key is held in a unique index, ``where``
+        being the index's own predicate.
+        """
         ...
 
 
@@ -143,7 +160,7 @@ class Statements:
     @cached_property
     def insert_one_unless_held(self) -> Any:
         """One job; no row comes back if an active job holds its unique key."""
-        return self._returning(self.syntax.insert_unless_held(self.job, self._one_job()))
+        return self._returning(self._insert_unless_held(self._one_job()))
 
     @cached_property
     def insert_many(self) -> Any:
@@ -153,9 +170,7 @@ class Statements:
     @cached_property
     def insert_many_unless_held(self) -> Any:
         """The same, skipping those whose unique key is held."""
-        return self._returning(
-            self.syntax.insert_unless_held(self.job, self._many_jobs(NUMBERED_JOB))
-        )
+        return self._returning(self._insert_unless_held(self._many_jobs(NUMBERED_JOB)))
 
     @cached_property
     def undo_insert(self) -> Any:
@@ -181,7 +196,9 @@ class Statements:
 
     def _many_jobs(self, columns: Columns) -> sa.Select[Any]:
         rows = self.syntax.rows("jobs", columns)
-        return self._new_job(rows.c, rows).order_by(rows.c.kind, rows.c.unique_key, rows.c.id)
+        collation = self.syntax.code_points
+        order = (rows.c.kind.collate(collation), rows.c.unique_key.collate(collation), rows.c.id)
+        return self._new_job(rows.c, rows).order_by(*order)
 
     def _new_job(
         self, given: Mapping[str, Any] | Any, rows: sa.FromClause | None = None
@@ -220,36 +237,57 @@ class Statements:
     def _insert(self, source: sa.Select[Any]) -> Any:
         return sa.insert(self.job).from_select(list(source.selected_columns.keys()), source)
 
+    def _insert_unless_held(self, source: sa.Select[Any]) -> Any:
+        key = (self.job.c.kind, self.job.c.unique_key)
+        return self.syntax.insert_unless_held(self.job, source, key, HOLDS_UNIQUE_KEY)
+
     def _returning(self, insert: Any) -> Any:
         return insert.returning(self.job.c.id, self.job.c.state)
 
     # ---- idempotency keys ------------------------------------------------------------------------
 
     @cached_property
-    def idempotent_job(self) -> Any:
-        """The first job of an idempotency key, with its state if it is still there."""
+    def take_keys(self) -> Any:
+        """Take keys, in one order; those that come back were free."""
+        key, given = self.tables.idempotency_key, self.syntax.rows("keys", TAKEN_KEY)
+        source = select(
+            given.c.of_kind.label("kind"),
+            given.c.key.label("key"),
+            given.c.queue.label("queue"),
+            self.now().label("created_at"),
+        ).order_by(given.c.of_kind, given.c.key)
+        insert = self.syntax.insert_unless_held(key, source, (key.c.kind, key.c.key))
+        return insert.returning(key.c.kind, key.c.key)
+
+    @cached_property
+    def jobs_of_keys(self) -> Any:
+        """The first job of each key, with its state if it is still there."""
         key, job = self.tables.idempotency_key, self.job
+        wanted = self.syntax.rows("keys", KEY)
         return (
-            select(key.c.job_id, key.c.queue, job.c.state)
-            .select_from(key.outerjoin(job, job.c.id == key.c.job_id))
-            .where(key.c.kind == bindparam("kind"), key.c.key == bindparam("key"))
+            select(key.c.kind, key.c.key, key.c.job_id, key.c.queue, job.c.state)
+            .select_from(wanted)
+            .join(key, sa.and_(key.c.kind == wanted.c.of_kind, key.c.key == wanted.c.key))
+            .outerjoin(job, job.c.id == key.c.job_id)
         )
 
     @cached_property
-    def name_idempotent_job(self) -> Any:
-        """Tie a key just taken to the job just inserted."""
-        key = self.tables.idempotency_key
+    def name_keys(self) -> Any:
+        """Tie keys just taken to their jobs."""
+        key, given = self.tables.idempotency_key, self.syntax.rows("keys", NAMED_KEY)
         return (
             sa.update(key)
-            .where(key.c.kind == bindparam("of_kind"), key.c.key == bindparam("of_key"))
-            .values(job_id=bindparam("job_id"))
+            .where(key.c.kind == given.c.of_kind, key.c.key == given.c.key)
+            .values(job_id=given.c.job_id)
         )
 
     @cached_property
-    def drop_idempotency_key(self) -> Any:
-        """Take back a key just taken in the same transaction."""
-        key = self.tables.idempotency_key
-        return sa.delete(key).where(key.c.kind == bindparam("kind"), key.c.key == bindparam("key"))
+    def give_back_keys(self) -> Any:
+        """Give back keys just taken in the same transaction."""
+        key, given = self.tables.idempotency_key, self.syntax.rows("keys", KEY)
+        return sa.delete(key).where(
+            sa.tuple_(key.c.kind, key.c.key).in_(select(given.c.of_kind, given.c.key))
+        )
 
     @cached_property
     def old_idempotency_key(self) -> Any:

@@ -79,10 +79,6 @@ class Dialect(ABC):
         """The next job ids, rising."""
 
     @abstractmethod
-    def take_idempotency_key(self, connection: Connection, values: Mapping[str, Any]) -> bool:
-        """Take a key for this transaction; False if it was taken before."""
-
-    @abstractmethod
     def hint_sender(self, engine: Engine, url: sa.URL | None) -> HintSender:
         """The way to the workers on the database of an application's engine."""
 

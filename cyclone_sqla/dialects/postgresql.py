@@ -25,7 +25,6 @@ from cyclone_sqla.hint_senders import (
 )
 from cyclone_sqla.hints import HintSender
 from cyclone_sqla.models import (
-    HOLDS_UNIQUE_KEY,
     IS_AVAILABLE,
     Duration,
     JsonText,
@@ -46,6 +45,8 @@ _OF_THE_DATA = {"22", "23", "44", "54", "P0"}
 
 class PostgresSyntax:
     """PostgreSQL's own words."""
+
+    code_points = "C"
 
     def now(self) -> sa.ColumnElement[Any]:
         """A scalar sub-select: an index condition, where the bare function would be a filter.
@@ -83,14 +84,16 @@ class PostgresSyntax:
         locking = picked.with_for_update(of=job, skip_locked=True, key_share=not to_delete)
         return locking.cte(name).prefix_with("MATERIALIZED")
 
-    def insert_unless_held(self, job: sa.Table, source: sa.Select[Any]) -> Any:
-        return (
-            pg_insert(job)
-            .from_select(list(source.selected_columns.keys()), source)
-            .on_conflict_do_nothing(
-                index_elements=[job.c.kind, job.c.unique_key], index_where=sa.text(HOLDS_UNIQUE_KEY)
-            )
-        )
+    def insert_unless_held(
+        self,
+        table: sa.Table,
+        source: sa.Select[Any],
+        key: Sequence[sa.Column[Any]],
+        where: str | None = None,
+    ) -> Any:
+        insert = pg_insert(table).from_select(list(source.selected_columns.keys()), source)
+        predicate = None if where is None else sa.text(where)
+        return insert.on_conflict_do_nothing(index_elements=key, index_where=predicate)
 
 
 class PostgresDialect(Dialect):
@@ -127,9 +130,6 @@ class PostgresDialect(Dialect):
     def draw_ids(self, connection: Connection, count: int) -> list[int]:
         table = connection.dialect.identifier_preparer.format_table(self.tables.job)
         return sorted(connection.scalars(_DRAW_IDS, {"table": table, "count": count}))
-
-    def take_idempotency_key(self, connection: Connection, values: Mapping[str, Any]) -> bool:
-        return connection.execute(self._take_key, values).first() is not None
 
     def hint_sender(self, engine: Engine, url: sa.URL | None) -> HintSender:
         return notify_sender(engine if url is None else hint_engine(worker_url(url)))
@@ -204,18 +204,6 @@ class PostgresDialect(Dialect):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._claim = self._build_claim()
-        key = self.tables.idempotency_key
-        self._take_key = (
-            pg_insert(key)
-            .values(
-                kind=bindparam("kind"),
-                key=bindparam("key"),
-                queue=bindparam("queue"),
-                created_at=self.sql.now(),
-            )
-            .on_conflict_do_nothing(index_elements=[key.c.kind, key.c.key])
-            .returning(key.c.kind)
-        )
 
     def _build_claim(self) -> Any:
         """All queues in one statement; for each, the first of every known kind, then the first of

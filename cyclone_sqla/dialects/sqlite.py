@@ -38,7 +38,6 @@ from cyclone_sqla.hint_senders import local_sender
 from cyclone_sqla.hints import HintSender
 from cyclone_sqla.models import (
     EPOCH,
-    HOLDS_UNIQUE_KEY,
     IS_AVAILABLE,
     LEASE_COUNTER,
     MICROSECOND,
@@ -83,6 +82,8 @@ def _begin(connection: Connection, _name: str) -> None:
 class SqliteSyntax:
     """SQLite's own words."""
 
+    code_points = "BINARY"
+
     def now(self) -> sa.ColumnElement[Any]:
         return bindparam("now", type_=Timestamp())
 
@@ -117,19 +118,20 @@ class SqliteSyntax:
     ) -> sa.FromClause:
         return picked.subquery(name)
 
-    def insert_unless_held(self, job: sa.Table, source: sa.Select[Any]) -> Any:
+    def insert_unless_held(
+        self,
+        table: sa.Table,
+        source: sa.Select[Any],
+        key: Sequence[sa.Column[Any]],
+        where: str | None = None,
+    ) -> Any:
         """``WHERE true`` is what lets ON CONFLICT follow a SELECT without being read as a join's
         ON.
         """
-        return (
-            sqlite_insert(job)
-            .from_select(
-                list(source.selected_columns.keys()), source.where(sa.literal_column("true"))
-            )
-            .on_conflict_do_nothing(
-                index_elements=[job.c.kind, job.c.unique_key], index_where=sa.text(HOLDS_UNIQUE_KEY)
-            )
-        )
+        source = source.where(sa.literal_column("true"))
+        insert = sqlite_insert(table).from_select(list(source.selected_columns.keys()), source)
+        predicate = None if where is None else sa.text(where)
+        return insert.on_conflict_do_nothing(index_elements=key, index_where=predicate)
 
 
 _ENCODERS: dict[type, Callable[[Any], int]] = {
@@ -150,18 +152,7 @@ class SqliteDialect(Dialect):
         super().__init__(*args)
         self._claim = self._build_claim()
         self._probe = self._build_probe()
-        key, counter = self.tables.idempotency_key, self.tables.counter
-        self._take_key = (
-            sqlite_insert(key)
-            .values(
-                kind=bindparam("kind"),
-                key=bindparam("key"),
-                queue=bindparam("queue"),
-                created_at=self.sql.now(),
-            )
-            .on_conflict_do_nothing(index_elements=[key.c.kind, key.c.key])
-            .returning(key.c.kind)
-        )
+        counter = self.tables.counter
         self._raise_leases = (
             sa.update(counter)
             .where(counter.c.name == LEASE_COUNTER)
@@ -221,9 +212,6 @@ class SqliteDialect(Dialect):
         connection.execute(self._raise_leases, {"count": 0})
         last = connection.scalar(_LAST_ID) or 0
         return list(range(last + 1, last + 1 + count))
-
-    def take_idempotency_key(self, connection: Connection, values: Mapping[str, Any]) -> bool:
-        return connection.execute(self._take_key, values).first() is not None
 
     def hint_sender(self, engine: Engine, url: sa.URL | None) -> HintSender:
         return local_sender(engine)
