@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, Text, bindparam, event, func, select
@@ -48,6 +48,9 @@ from cyclone_sqla.settings import DEFAULT_SETTINGS, WorkerSettings
 from cyclone_sqla.statements import Columns, predicate
 from cyclone_sqla.urls import worker_url
 
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
 log = logging.getLogger("cyclone_sqla.sqlite")
 
 OLDEST_VERSION = (3, 35, 0)
@@ -59,18 +62,17 @@ _BROKEN = ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_CORRUPT")
 _safe_savepoints: weakref.WeakSet[sa.Dialect] = weakref.WeakSet()
 
 
-def begin_before_savepoints(engine: Engine) -> None:
+def begin_before_savepoints(engine: Engine | AsyncEngine) -> None:
     """Make SAVEPOINT safe on an application's SQLite engine: call it once after
     ``create_engine()``.
 
     Python's sqlite3 begins a transaction at the first write, not at a SAVEPOINT. A savepoint that
     comes first *is* the transaction, and releasing it commits. With this, a BEGIN is sent before
-    it. For an AsyncEngine pass its ``sync_engine``.
+    it.
     """
-    if engine.dialect in _safe_savepoints:
-        return
-    _safe_savepoints.add(engine.dialect)
-    event.listen(engine, "savepoint", _begin)
+    if engine.dialect not in _safe_savepoints:
+        event.listen(getattr(engine, "sync_engine", engine), "savepoint", _begin)
+        _safe_savepoints.add(engine.dialect)
 
 
 def _begin(connection: Connection, _name: str) -> None:
@@ -165,6 +167,8 @@ class SqliteDialect(Dialect):
         return self.clock.now() or datetime.now(UTC)
 
     def refuse_unfit(self, connection: Connection) -> None:
+        if not connection.in_transaction():
+            connection.begin()  # an engine's own "begin" listener is what begins on some
         driver: Any = connection.connection.driver_connection
         if driver.in_transaction:
             self._refuse_unsafe_savepoint(connection, driver)
