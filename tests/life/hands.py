@@ -91,6 +91,11 @@ class Hands:
         with self.engine.begin() as connection:
             connection.execute(sa.text(sql), params)
 
+    def forget(self, job_id: int) -> None:
+        """Delete a job, as nobody would."""
+        self.execute("DELETE FROM cyclone_history WHERE job_id = :id", id=job_id)
+        self.execute("DELETE FROM cyclone_job WHERE id = :id", id=job_id)
+
     # ---- a worker ----------------------------------------------------------------------------
 
     def claim(

@@ -12,7 +12,6 @@ from cyclone_sqla.outcomes import (
     Completed,
     Discarded,
     GivenBack,
-    Outcome,
     Retried,
     Snoozed,
 )
@@ -30,8 +29,6 @@ ENDS = {
     "cancelled": CancelledOutcome(BROKE),
     "given back": GivenBack(),
 }
-
-each_end = pytest.mark.parametrize("outcome", ENDS.values(), ids=ENDS)
 
 
 def test_a_run_that_returned_is_completed_with_its_result_to_the_letter(hands: Hands) -> None:
@@ -129,37 +126,24 @@ def test_what_is_given_back_has_its_attempt_back_but_not_its_lease(hands: Hands)
     assert hands.history(job_id) == []
 
 
-@each_end
-def test_a_cancel_asked_for_while_it_ran_decides_whatever_the_action_did(
-    hands: Hands, outcome: Outcome
-) -> None:
-    job_id = hands.enqueue(max_attempts=5)
-    job = hands.claim_one()
-    hands.ask_to_cancel(job_id)
+def test_a_cancel_asked_for_while_it_ran_decides_whatever_the_action_did(hands: Hands) -> None:
+    for name, outcome in ENDS.items():
+        job_id = hands.enqueue(max_attempts=5)
+        job = hands.claim_one()
+        hands.ask_to_cancel(job_id)
 
-    settled = hands.settle(job, outcome)
+        settled = hands.settle(job, outcome)
 
-    row = hands.job(job_id)
-    assert settled.states == {job_id: State.CANCELLED}
-    assert (row.state, row.waits_for, row.dead_letter) == ("cancelled", None, None)
-    assert row.finished_at == hands.clock.now()
-
-
-@each_end
-def test_a_cancelled_run_is_written_down_as_one(hands: Hands, outcome: Outcome) -> None:
-    job_id = hands.enqueue()
-    job = hands.claim_one()
-    hands.ask_to_cancel(job_id)
-
-    hands.settle(job, outcome)
-
-    assert [entry.event for entry in hands.history(job_id)] == ["cancel"]
+        row = hands.job(job_id)
+        assert settled.states == {job_id: State.CANCELLED}, name
+        assert (row.state, row.waits_for, row.dead_letter) == ("cancelled", None, None), name
+        assert row.finished_at == hands.clock.now(), name
+        assert [entry.event for entry in hands.history(job_id)] == ["cancel"], name
 
 
-@each_end
 @pytest.mark.parametrize("other", ["has completed it", "runs it", "failed at it", "is not there"])
-def test_a_late_settle_changes_nothing_at_all(hands: Hands, outcome: Outcome, other: str) -> None:
-    hands.enqueue()
+def test_a_late_settle_changes_nothing_at_all(hands: Hands, other: str) -> None:
+    hands.enqueue(max_attempts=100)
     late = hands.claim_one(worker="late")
     hands.clock.advance(minutes=2)
     hands.rescue()
@@ -171,23 +155,25 @@ def test_a_late_settle_changes_nothing_at_all(hands: Hands, outcome: Outcome, ot
             hands.settle(job, FAILED, worker="other")
     before = hands.rows()
 
-    settled = hands.settle(late, outcome, worker="late")
+    for name, outcome in ENDS.items():
+        settled = hands.settle(late, outcome, worker="late")
 
-    assert hands.rows() == before
-    assert (settled.states, settled.busy, list(settled.refused)) == ({}, [], [late.id])
+        assert hands.rows() == before, name
+        assert (settled.states, settled.busy, list(settled.refused)) == ({}, [], [late.id]), name
 
 
-@each_end
-def test_an_end_is_written_once(hands: Hands, outcome: Outcome) -> None:
-    hands.enqueue()
-    job = hands.claim_one()
-    hands.settle(job, outcome)
-    before = hands.rows()
+def test_an_end_is_written_once(hands: Hands) -> None:
+    for name, outcome in ENDS.items():
+        hands.enqueue()
+        job = hands.claim_one()
+        hands.settle(job, outcome)
+        before = hands.rows()
 
-    settled = hands.settle(job, outcome)
+        settled = hands.settle(job, outcome)
 
-    assert hands.rows() == before
-    assert (settled.states, list(settled.refused)) == ({}, [job.id])
+        assert hands.rows() == before, name
+        assert (settled.states, list(settled.refused)) == ({}, [job.id]), name
+        hands.forget(job.id)
 
 
 def test_the_number_of_the_lease_decides_and_not_its_time(hands: Hands) -> None:
@@ -214,20 +200,19 @@ def test_a_batch_tells_what_was_written_from_what_was_refused(hands: Hands) -> N
     assert hands.history(jobs[0].id) == []
 
 
-@each_end
-def test_an_ended_job_frees_its_unique_key_and_any_other_holds_it(
-    hands: Hands, outcome: Outcome
-) -> None:
-    hands.enqueue(unique="k")
-    is_over = isinstance(outcome, Completed | Discarded | CancelledOutcome)
+def test_an_ended_job_frees_its_unique_key_and_any_other_holds_it(hands: Hands) -> None:
+    for outcome in ENDS.values():
+        job_id = hands.enqueue(unique="k")
+        is_over = isinstance(outcome, Completed | Discarded | CancelledOutcome)
 
-    hands.settle(hands.claim_one(), outcome)
+        hands.settle(hands.claim_one(), outcome)
 
-    if is_over:
-        assert hands.enqueue(unique="k")
-    else:
-        with pytest.raises(DuplicateError):
-            hands.enqueue(unique="k")
+        if is_over:
+            hands.forget(hands.enqueue(unique="k"))
+        else:
+            with pytest.raises(DuplicateError):
+                hands.enqueue(unique="k")
+        hands.forget(job_id)
 
 
 def test_history_keeps_the_latest_entries_only(hands: Hands) -> None:

@@ -75,7 +75,7 @@ def test_an_event_does_what_the_table_says_in_every_state_and_else_nothing(
             assert (after.state, after.waits_for) == (transition.target, waits_for), state
         else:
             assert columns(after) == columns(before), f"{transition.verb} touched a {state} job"
-        put_away(hands, job.id)
+        hands.forget(job.id)
 
 
 @pytest.mark.parametrize("waits_for", WaitsFor)
@@ -103,11 +103,6 @@ def in_state(hands: Hands, state: State) -> ClaimedJob:
         finished_at=hands.clock.now() if over else None,
     )
     return replace(job, lease=LEASE)
-
-
-def put_away(hands: Hands, job_id: int) -> None:
-    hands.execute("DELETE FROM cyclone_history")
-    hands.execute("DELETE FROM cyclone_job WHERE id = :id", id=job_id)
 
 
 def columns(job: object) -> dict[str, object]:
