@@ -298,6 +298,25 @@ def test_a_task_cancelled_before_its_first_step_does_not_run(stage: Stage) -> No
     assert calls == []
 
 
+@pytest.mark.parametrize("loop_runs_before", [True, False])
+def test_a_coroutine_cancelled_before_its_first_step_is_cancelled(
+    stage: Stage, loop_runs_before: bool
+) -> None:
+    """A plain function returns it, so at the time of the cancellation there is no task yet."""
+
+    async def endless() -> None:
+        await asyncio.sleep(PATIENCE)
+
+    def wrapper(ctx: Context) -> Any:
+        _interrupt(stage, ctx.job)
+        return endless()
+
+    if loop_runs_before:
+        stage.outcome(flavoured("async", lambda _: None))
+
+    assert isinstance(stage.outcome(wrapper), CancelledOutcome)
+
+
 @every_flavour
 def test_a_lost_lease_stops_the_run_and_its_outcome_is_reported(
     stage: Stage, flavour: Flavour
