@@ -106,8 +106,8 @@ class Cyclone:
         ``kind`` is the stored name, by default the function's own: keep it when you rename the
         function. ``max_attempts``, ``timeout`` (a timedelta, or seconds), ``queue`` and
         ``priority`` are defaults that an enqueue can override. ``backoff`` says how long a failed
-        attempt waits. With ``retry_on`` only these exceptions are retried; those of ``discard_on``
-        never are.
+        attempt waits. Exceptions of ``discard_on`` are not retried, unless ``retry_on`` names the
+        same class or a more special one.
 
         Raises RegistrationError for a function that cannot be an action.
         """
