@@ -50,7 +50,8 @@ def _required_by_name(base: Any) -> dict[str, bool] | None:
         return {name: name in base.__required_keys__ for name in base.__annotations__}
     if isinstance(base, type) and dataclasses.is_dataclass(base):
         return {f.name: _has_no_default(f) for f in dataclasses.fields(base)}
-    return _required_in_tuple(base) if hasattr(base, "_field_defaults") else None
+    other = cast("Any", base)
+    return _required_in_tuple(other) if hasattr(other, "_field_defaults") else None
 
 
 def _required_in_tuple(named_tuple: Any) -> dict[str, bool]:
