@@ -8,6 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from cyclone_sqla.dialects import dialect_of
 from cyclone_sqla.dialects.postgresql import sqlstate_of
 from cyclone_sqla.dialects.sqlite import errorname_of
 from cyclone_sqla.errors import ConfigurationError, DatabaseBusyError, SchemaError, TransactionError
+from cyclone_sqla.settings import DEFAULT_SETTINGS
 from cyclone_sqla.urls import worker_url
 
 T = TypeVar("T")
@@ -225,7 +227,9 @@ class MigratingSqlite(Migrating):
 def own_engine(database: Engine | sa.URL) -> Engine:
     """An engine of our own for the application's database."""
     url = worker_url(database if isinstance(database, sa.URL) else database.url)
-    return dialect_of(url.get_backend_name(), None, DatabaseClock()).worker_engine(database)
+    dialect = dialect_of(url.get_backend_name(), None, DatabaseClock())
+    # A statement that is prepared may be met again by someone else behind a transaction pooler.
+    return dialect.worker_engine(database, replace(DEFAULT_SETTINGS, prepare=False))
 
 
 def _take_write_lock(connection: Connection) -> None:

@@ -256,9 +256,19 @@ def test_the_applications_engine_is_only_asked_how_to_connect(empty_database: Da
     assert "Connections in pool: 0" in engine.pool.status(), "the pool has never made one"
 
 
-def test_an_async_engine_names_its_database(empty_database: Database) -> None:
-    driver = {"postgresql": "asyncpg", "sqlite": "aiosqlite"}[empty_database.dialect]
-    engine = create_async_engine(empty_database.url_for(driver))
+@pytest.mark.parametrize(
+    ("kind", "driver"),
+    [
+        pytest.param("postgresql", "asyncpg", marks=on_postgresql),
+        pytest.param("postgresql", "psycopg", marks=on_postgresql),
+        pytest.param("sqlite", "aiosqlite", marks=on_sqlite),
+    ],
+)
+def test_an_async_engine_names_its_database(
+    request: pytest.FixtureRequest, kind: str, driver: str
+) -> None:
+    database: Database = request.getfixturevalue(f"empty_{kind}")
+    engine = create_async_engine(database.url_for(driver))
     assert migrations.migrate_database(engine)
     assert migrations.check_database(engine).is_current
 
