@@ -349,7 +349,10 @@ def _isolation_of(connection: Connection) -> str:
 
     A level set by the application's own ``SET TRANSACTION`` is not seen.
     """
-    level = getattr(connection.connection.dbapi_connection, "isolation_level", None)
+    fairy = connection.connection
+    level = getattr(fairy.dbapi_connection, "isolation_level", None)
+    if level is None:  # SQLAlchemy's adapter of asyncpg has it, that of an async psycopg has not
+        level = getattr(fairy.driver_connection, "isolation_level", None)
     if level is None:
         return connection.dialect.default_isolation_level or "READ COMMITTED"
     if isinstance(level, int) and not hasattr(level, "name"):  # psycopg2's numbers

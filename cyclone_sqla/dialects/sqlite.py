@@ -68,9 +68,9 @@ def begin_before_savepoints(engine: Engine | AsyncEngine) -> None:
 
     Python's sqlite3 begins a transaction at the first write, not at a SAVEPOINT. A savepoint that
     comes first *is* the transaction, and releasing it commits. With this, a BEGIN is sent before
-    it.
+    it. The engine of another database is left alone.
     """
-    if engine.dialect not in _safe_savepoints:
+    if engine.dialect.name == "sqlite" and engine.dialect not in _safe_savepoints:
         event.listen(getattr(engine, "sync_engine", engine), "savepoint", _begin)
         _safe_savepoints.add(engine.dialect)
 
