@@ -218,7 +218,8 @@ class Cyclone:
             self._hint(connection, session, refs)
             return refs
 
-        return run(target, work, self.job_class)
+        lost = f"{len(specs)} jobs of enqueue_many" if specs else None
+        return run(target, work, self.job_class, lost)
 
     @overload
     def enqueue_spec(self, target: SyncTarget, spec: JobSpec, /) -> JobRef: ...
@@ -238,7 +239,7 @@ class Cyclone:
             self._hint(connection, session, [ref])
             return ref
 
-        return run(target, work, self.job_class)
+        return run(target, work, self.job_class, f"a {spec.kind} job")
 
     def _sized(self, spec: JobSpec) -> JobSpec:
         # Not everybody uses a type checker.
@@ -277,20 +278,24 @@ class Cyclone:
             raise TypeError(f"a job id is an int, not {type(job_id).__name__}")
 
         def work(connection: Connection, session: Session | None) -> Job:
-            if session is None:
-                with Session(connection, join_transaction_mode="rollback_only") as reader:
-                    job = self._read(reader, job_id)
-                    reader.expunge(job)
-                    return job
-            return self._read(session, job_id)
+            self._dialect_for(connection)
+            if session is not None:
+                return self._read(session, connection, job_id)
+            with Session(connection, join_transaction_mode="rollback_only") as reader:
+                job = self._read(reader, connection, job_id)
+                reader.expunge(job)
+                return job
 
         return run(target, work, self.job_class)
 
-    def _read(self, session: Session, job_id: int) -> Job:
+    def _read(self, session: Session, connection: Connection, job_id: int) -> Job:
         job = None
-        if 0 < job_id <= MAX_ID:  # of another number a database would say that it is none
+        if 0 < job_id <= MAX_ID:  # any other number would be an error of the database
+            bind = {"bind": connection}
             with session.no_autoflush:
-                job = session.get(self.job_class, job_id, populate_existing=True)
+                job = session.get(
+                    self.job_class, job_id, populate_existing=True, bind_arguments=bind
+                )
         if job is None:
             raise JobNotFoundError(f"there is no job {job_id} in this database")
         return job
