@@ -3,10 +3,10 @@
 import os
 import signal
 import threading
-from collections.abc import Iterator
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy import event
 
 from cyclone_sqla import Context, Cyclone, State, Worker
 from tests.databases import Database
@@ -52,34 +52,41 @@ def file_shop(sqlite_database: Database) -> Shop:
     return Shop(sqlite_database)
 
 
-@pytest.fixture
-def write_lock(file_shop: Shop) -> Iterator[sa.Connection]:
-    """A connection of the application's that can take SQLite's write lock."""
-    with file_shop.engine.connect() as connection:
-        yield connection
-
-
-def test_what_a_claim_under_way_takes_is_given_back(
-    file_shop: Shop, write_lock: sa.Connection
-) -> None:
-    """The claim waits for the write lock while the worker is told to stop, and then succeeds."""
-    first, second = file_shop.enqueue(), file_shop.enqueue()
-    worker = Worker(file_shop.cyclone, concurrency=1)
+def test_what_a_claim_under_way_takes_is_given_back(file_shop: Shop) -> None:
+    """The claim waits at its door while the worker is told to stop, and then succeeds."""
+    job_id = file_shop.enqueue()
+    engine = file_shop.cyclone.dialect("sqlite").worker_engine(file_shop.engine)
+    knocks, door = _door_before_the_first_claim(engine)
+    worker = Worker(file_shop.cyclone, engine=engine)
     worker.start()
-    assert file_shop.began.wait(60)
-    write_lock.exec_driver_sql("BEGIN IMMEDIATE")
-    file_shop.may_end.set()
     parts = worker._parts
     assert parts is not None
-    wait_until(parts.holdings.free_slots, "the next claim is under way")
+    assert knocks.wait(60)
     stopping = threading.Thread(target=worker.stop)
     stopping.start()
-    wait_until(lambda: parts.executor._stopping, "nothing more is begun")
-    write_lock.rollback()
+    wait_until(lambda: parts.executor._stopping, "the worker stops")
+    # A stop that didn't wait for the claim would tell the loop to end within this second.
+    assert not parts.loops[0]._stopping.wait(1)
+    door.set()
     stopping.join(60)
     assert not stopping.is_alive()
-    assert file_shop.fate(first) == (State.COMPLETED, 1)
-    assert file_shop.fate(second) == (State.AVAILABLE, 0)
+    engine.dispose()
+    assert file_shop.fate(job_id) == (State.AVAILABLE, 0)
+    assert not file_shop.began.is_set()
+
+
+def _door_before_the_first_claim(engine: sa.Engine) -> tuple[threading.Event, threading.Event]:
+    """Set when the work loop is about to take the write lock, and what it then waits for."""
+    knocks, door = threading.Event(), threading.Event()
+
+    @event.listens_for(engine, "begin", insert=True)
+    def wait(connection: sa.Connection) -> None:
+        is_write = connection.get_execution_options().get("cyclone_begin") == "IMMEDIATE"
+        if is_write and threading.current_thread().name == "cyclone-work":
+            knocks.set()
+            assert door.wait(60)
+
+    return knocks, door
 
 
 def test_a_thread_that_asks_ends_the_run(shop: Shop) -> None:
