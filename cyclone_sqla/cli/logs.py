@@ -27,9 +27,14 @@ def set_up(log_format: LogFormat, level: str, worker: str) -> None:
     An application that configures the root logger while it is imported overrides this.
     """
     handler = logging.StreamHandler()
-    handler.setFormatter(_JsonLines(worker) if log_format == "json" else _TextLines(worker))
+    handler.setFormatter(formatter(log_format, worker))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
+
+
+def formatter(log_format: LogFormat, worker: str) -> logging.Formatter:
+    """From a record to its line; an exception's text adds indented ones."""
+    return _JsonLines(worker) if log_format == "json" else _TextLines(worker)
 
 
 class _TextLines(logging.Formatter):
@@ -51,7 +56,7 @@ class _TextLines(logging.Formatter):
         fields = dict(_extra(record))
         if "job_id" in fields and f"job {fields['job_id']}" not in text:
             text += "".join(f"  {name}={_text(value)}" for name, value in fields.items())
-        is_own = record.name.split(".")[0] == "cyclone_sqla"
+        is_own = record.name.startswith("cyclone_sqla.")
         return text if is_own else f"{record.name}: {text}"
 
     def _trace(self, record: logging.LogRecord) -> list[str]:
