@@ -22,7 +22,13 @@ from cyclone_sqla.clock import DatabaseClock
 from cyclone_sqla.dialects import dialect_of
 from cyclone_sqla.dialects.postgresql import sqlstate_of
 from cyclone_sqla.dialects.sqlite import errorname_of
-from cyclone_sqla.errors import ConfigurationError, DatabaseBusyError, SchemaError, TransactionError
+from cyclone_sqla.errors import (
+    ConfigurationError,
+    CycloneError,
+    DatabaseBusyError,
+    SchemaError,
+    TransactionError,
+)
 from cyclone_sqla.settings import DEFAULT_SETTINGS
 from cyclone_sqla.urls import worker_url
 
@@ -100,11 +106,17 @@ class MigratingPostgres(Migrating):
     def held(self, connection: Connection, schema: str | None) -> Generator[None]:
         _refuse_unfit(connection)
         self._wait_for_others(connection, schema)
+        with self._limited(connection):
+            yield
+
+    @contextmanager
+    def _limited(self, connection: Connection) -> Generator[None]:
+        """Wait for no lock on a table for ever: everybody else would queue up behind us."""
         before = connection.scalar(_LOCK_TIMEOUT)
         connection.execute(_SET_LOCK_TIMEOUT, {"value": f"{self.milliseconds}ms"})
         try:
             yield
-        except DBAPIError as exc:
+        except DBAPIError as exc:  # the transaction is lost, and the setting with it
             if sqlstate_of(exc) != LOCK_NOT_AVAILABLE:
                 raise
             raise DatabaseBusyError(
@@ -112,6 +124,9 @@ class MigratingPostgres(Migrating):
                 "changed. Look for long transactions in pg_stat_activity, or stop the workers, and "
                 "run it again"
             ) from exc
+        except CycloneError:
+            connection.execute(_SET_LOCK_TIMEOUT, {"value": before})
+            raise
         connection.execute(_SET_LOCK_TIMEOUT, {"value": before})
 
     def make_schema(self, connection: Connection, schema: str) -> None:

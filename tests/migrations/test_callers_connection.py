@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from cyclone_sqla import migrations, schema_version
-from cyclone_sqla.errors import SchemaError, TransactionError
+from cyclone_sqla.errors import ConfigurationError, SchemaError, TransactionError
 from tests.databases import Database
 
 on_postgresql, on_sqlite = pytest.mark.postgresql, pytest.mark.sqlite
@@ -193,6 +193,9 @@ class TestPostgreSQL:
         with empty_postgresql.engine().connect() as connection:
             connection.execute(text("SET LOCAL lock_timeout = '1234ms'"))
             migrations.upgrade(connection)
+            assert connection.scalar(text("SHOW lock_timeout")) == "1234ms"
+            with pytest.raises(ConfigurationError):
+                migrations.downgrade(connection, revision="nowhere")
             assert connection.scalar(text("SHOW lock_timeout")) == "1234ms"
             connection.commit()
             assert connection.scalar(text("SHOW lock_timeout")) == "0"
