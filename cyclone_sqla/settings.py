@@ -25,8 +25,11 @@ class WorkerSettings:
     before another worker may take its job; it is renewed at a third of that. ``poll`` bounds how
     late work is noticed when no hint arrives. ``listen_url`` is a direct way to PostgreSQL for
     LISTEN where the main one goes through a transaction pooler; ``prepare=False`` keeps psycopg
-    from preparing statements, which such poolers may not carry. ``keep_*`` are the retentions of
-    ended jobs, None for ever.
+    from preparing statements, which such poolers may not carry. ``name`` is what people know the
+    worker by, host and process if it is left out. ``single_instance`` (SQLite alone) refuses to
+    start beside another worker on the same file and keeps others out; as nobody else can be at
+    work then, it runs again at once, without waiting for leases, what a crashed one left running.
+    ``keep_*`` are the retentions of ended jobs, None for ever.
     """
 
     queues: Mapping[str, int] | None = None

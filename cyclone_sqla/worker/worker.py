@@ -100,7 +100,6 @@ class Worker:
         parts = _Parts(self)
         parts.start()
         self._parts = parts
-        log.info("worker %s started: %s", self.id, parts.summary())
 
     def stop(self, grace: float | None = None) -> bool:
         """Claim nothing more, let runs end within ``grace`` seconds, give back the rest, end.
@@ -318,6 +317,7 @@ class _Parts:
             if self.place is not None:
                 self.place.release()
             raise
+        log.info("worker %s started: %s", self.worker.id, self.summary())
         if self.source is not None:
             self.source.start()
         for loop in self.loops:
