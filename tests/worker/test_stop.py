@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 import sqlalchemy as sa
@@ -106,6 +107,15 @@ def test_a_worker_that_was_asked_before_it_started_stops_at_once(shop: Shop) -> 
     assert worker.run()
 
 
+@pytest.fixture
+def _ctrl_c_interrupts() -> Iterator[None]:
+    """Also where these tests run in the background of a shell, which has them ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_ctrl_c_interrupts")
 def test_ctrl_c_stops_the_worker_before_it_reaches_the_program(file_shop: Shop) -> None:
     job_id = file_shop.enqueue()
     worker = Worker(file_shop.cyclone)
