@@ -111,8 +111,7 @@ class PostgresDialect(Dialect):
             raise TransactionError(AUTOCOMMIT)
 
     def has_tables(self, connection: Connection) -> bool:
-        name = connection.dialect.identifier_preparer.format_table(self.tables.job)
-        return connection.scalar(select(func.to_regclass(name))) is not None
+        return connection.scalar(select(func.to_regclass(_quoted(self.tables.job)))) is not None
 
     def enqueueing(self, connection: Connection) -> AbstractContextManager[None]:
         return nullcontext()
@@ -128,8 +127,8 @@ class PostgresDialect(Dialect):
         return connection.begin_nested()
 
     def draw_ids(self, connection: Connection, count: int) -> list[int]:
-        table = connection.dialect.identifier_preparer.format_table(self.tables.job)
-        return sorted(connection.scalars(_DRAW_IDS, {"table": table, "count": count}))
+        params = {"table": _quoted(self.tables.job), "count": count}
+        return sorted(connection.scalars(_DRAW_IDS, params))
 
     def hint_sender(self, engine: Engine, url: sa.URL | None) -> HintSender:
         return notify_sender(engine if url is None else hint_engine(worker_url(url)))
@@ -342,6 +341,12 @@ def _plain(columns: Columns) -> dict[str, sa.types.TypeEngine[Any]]:
         Duration: sa.Interval(),
     }
     return {name: plain.get(type(type_), type_) for name, type_ in columns.items()}
+
+
+def _quoted(table: sa.Table) -> str:
+    """The table's name as a value: the driver's own quoting would double a percent sign."""
+    parts = (table.schema, table.name)
+    return ".".join('"{}"'.format(part.replace('"', '""')) for part in parts if part is not None)
 
 
 def _isolation_of(connection: Connection) -> str:
