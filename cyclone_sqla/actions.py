@@ -137,7 +137,7 @@ class Action(Enqueueable[P], Generic[P, R_co]):
         """RegistrationError says why the function or an option can't be used.
 
         ``timeout`` is a timedelta or seconds. ``discard_on`` are the exceptions after which no
-        attempt can succeed, ``retry_on`` those that are worth another one.
+        attempt can succeed, unless ``retry_on`` names the same class or a more special one.
         """
         self.fn = fn.__func__ if isinstance(fn, staticmethod) else fn
         refuse_unfit_callable(self.fn)
@@ -236,15 +236,7 @@ class Action(Enqueueable[P], Generic[P, R_co]):
     @property
     def signature(self) -> Signature:
         """The parameters without the Context. RegistrationError if a name can't be resolved."""
-        if self._signature is None:
-            try:
-                self._signature = read_signature(self.kind, self.fn, self._names)
-            except UnresolvedError as exc:
-                raise RegistrationError(
-                    f"{self.kind}: {exc}; import it where the worker can see it, "
-                    "not under TYPE_CHECKING"
-                ) from exc
-        return self._signature
+        return self._signature or self._read_late()
 
     @property
     def arguments(self) -> Arguments:
@@ -273,9 +265,25 @@ class Action(Enqueueable[P], Generic[P, R_co]):
     def _read_early(self) -> Signature | None:
         """The signature, or None while an annotation names what does not exist yet."""
         try:
-            return read_signature(self.kind, self.fn, self._names)
+            return self._read()
         except UnresolvedError:
             return None
+
+    def _read_late(self) -> Signature:
+        with _building:
+            try:
+                self._signature = self._signature or self._read()
+            except UnresolvedError as exc:
+                raise RegistrationError(
+                    f"{self.kind}: {exc}; import it where the worker can see it, "
+                    "not under TYPE_CHECKING"
+                ) from exc
+            return self._signature
+
+    def _read(self) -> Signature:
+        signature = read_signature(self.kind, self.fn, self._names)
+        self._names = {}  # they are not needed any more, and keep alive what they name
+        return signature
 
 
 class ActionDecorator(Protocol):

@@ -1,8 +1,10 @@
 """What a function must look like to be an action, and how its annotations are resolved."""
 
 import functools
+import gc
 import inspect
 import typing
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
@@ -284,6 +286,21 @@ def test_a_local_class_is_found_by_its_name() -> None:
         pass
 
     assert _action(pay).job([Local(1)]).arguments == '{"local":[{"n":1}]}'
+
+
+def test_the_locals_of_a_function_are_not_kept_alive() -> None:
+    def make() -> tuple[Action[..., Any], "weakref.ref[_Service]"]:
+        local = _Service()
+
+        def pay(n: "int") -> None:
+            pass
+
+        return _action(pay), weakref.ref(local)
+
+    action, local = make()
+    gc.collect()
+    assert local() is None
+    assert action.job(1).arguments == '{"n":1}'
 
 
 def test_a_local_name_of_a_mere_caller_is_not_taken() -> None:
