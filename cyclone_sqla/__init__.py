@@ -1,6 +1,6 @@
 """A durable, ordered, transactional job queue inside your own SQLAlchemy database."""
 
-from cyclone_sqla.actions import Action
+from cyclone_sqla.actions import Action, BoundAction
 from cyclone_sqla.app import Cyclone
 from cyclone_sqla.backoff import BackoffPolicy, Constant, Exponential, Linear
 from cyclone_sqla.clock import Clock
@@ -27,6 +27,7 @@ from cyclone_sqla.errors import (
 from cyclone_sqla.job_spec import JobRef, JobSpec
 from cyclone_sqla.lifecycle import State, WaitsFor
 from cyclone_sqla.models import Job
+from cyclone_sqla.options import Options
 from cyclone_sqla.outcomes import Cancelled, Discard, Retry, Snooze
 from cyclone_sqla.settings import WorkerSettings
 from cyclone_sqla.worker.worker import Worker
@@ -34,6 +35,7 @@ from cyclone_sqla.worker.worker import Worker
 __all__ = [
     "Action",
     "BackoffPolicy",
+    "BoundAction",
     "Cancelled",
     "ClaimedJob",
     "Clock",
@@ -56,6 +58,7 @@ __all__ = [
     "JobSpec",
     "LeaseLostError",
     "Linear",
+    "Options",
     "PayloadError",
     "RegistrationError",
     "Retry",

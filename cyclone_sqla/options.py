@@ -107,6 +107,14 @@ def check_name(name: str, value: object) -> str:
     return text
 
 
+def check_queue(name: str, value: object) -> str:
+    """A name that a list of queues on the command line can hold."""
+    queue = check_name(name, value)
+    if "," in queue:
+        raise InvalidJobError(f"{name}: must not hold a comma, which separates queues in a list")
+    return queue
+
+
 def _check(name: str, value: object) -> Any:
     check = _CHECKS.get(name)
     if check is None:
@@ -204,7 +212,7 @@ def _header_value(name: str, key: object, value: object) -> str:
 
 
 _CHECKS: dict[str, Callable[[str, object], Any]] = {
-    "queue": check_name,
+    "queue": check_queue,
     "priority": _whole_number(-MAX_PRIORITY - 1, MAX_PRIORITY),
     "unique": check_key,
     "on_duplicate": _check_on_duplicate,

@@ -59,6 +59,7 @@ def test_an_option_is_brought_into_the_form_that_is_stored(
 @pytest.mark.parametrize(
     ("option", "given", "reason"),
     [
+        ("queue", "mail,ledger", "must not hold a comma"),
         ("queue", "", "empty"),
         ("queue", 3, "must be a str"),
         ("queue", "a\nb", "printable"),
