@@ -93,13 +93,13 @@ class Loop:
         is_quiet = self._is_passing(exc) and self._repeats < QUIET_REPEATS
         if is_quiet:
             self._repeats += 1
-            log.debug("%s is run again: %s", self.name, brief(exc))
+            log.debug("the %s loop runs again: %s", self.name, brief(exc))
         else:
             self._fail(exc)
         try:
             self._recover(exc)
         except Exception as second:  # noqa: BLE001 - as above
-            log.warning("%s could not recover: %s", self.name, brief(second))
+            log.warning("the %s loop could not recover: %s", self.name, brief(second))
         return random.uniform(0, REPEAT_WITHIN) if is_quiet else self._next_pause()
 
     def _fail(self, exc: BaseException) -> None:
@@ -110,7 +110,10 @@ class Loop:
         if is_first or now - self._logged_at >= LOG_EVERY:
             self._logged_at = now
             log.warning(
-                "%s failed, trying again: %s", self.name, brief(exc), exc_info=_unexpected(exc)
+                "the %s loop failed, trying again: %s",
+                self.name,
+                brief(exc),
+                exc_info=_unexpected(exc),
             )
 
     def _next_pause(self) -> float:
@@ -121,7 +124,7 @@ class Loop:
     def _succeed(self) -> None:
         if self._failing_since is not None:
             log.info(
-                "%s works again after %.1f s",
+                "the %s loop works again after %.1f s",
                 self.name,
                 time.monotonic() - self._failing_since,
             )
