@@ -145,11 +145,11 @@ class Rescuer:
         runs = self._lapsed()
         if runs and self._should_wait():
             log.warning("rescue waits one renewal interval: this worker was out of touch itself")
-            self._rhythm.done(next_in=self._settings.renew_interval)
-            return
-        rescued = self.rescue(runs)
-        has_more = rescued == self._settings.rescue_limit
-        self._rhythm.done(next_in=0.0 if has_more else None)
+            self._rhythm.again(self._settings.renew_interval)
+        elif self.rescue(runs) == self._settings.rescue_limit:
+            self._rhythm.again(0.0)  # there may be more
+        else:
+            self._rhythm.done()
 
     def rescue(self, runs: Sequence[LostRun]) -> int:
         """Rescue those of the listed runs that are still lapsed; how many."""
@@ -247,9 +247,12 @@ class Pruner:
 
     def round(self) -> None:
         """Wait for the turn, then one batch."""
-        if self._rhythm.wait():
-            has_more = self.prune_batch()
-            self._rhythm.done(next_in=PRUNE_PAUSE if has_more else None)
+        if not self._rhythm.wait():
+            return
+        if self.prune_batch():
+            self._rhythm.again(PRUNE_PAUSE)
+        else:
+            self._rhythm.done()
 
     def prune_batch(self) -> bool:
         """One batch of the present pass, or of a new one; whether the pass goes on."""

@@ -26,9 +26,13 @@ class Rhythm:
         self._began = time.monotonic()
         return not self._ending.is_set()
 
-    def done(self, *, next_in: float | None = None) -> None:
-        """This turn is over; the next comes after the interval, or after ``next_in`` seconds."""
-        self._next = self._began + (self._interval if next_in is None else next_in)
+    def done(self) -> None:
+        """This turn is over; the next one comes an interval after its beginning."""
+        self._next = self._began + self._interval
+
+    def again(self, seconds: float) -> None:
+        """This turn is over; the next one comes in so many seconds."""
+        self._next = time.monotonic() + seconds
 
 
 class Alarm:

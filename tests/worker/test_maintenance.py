@@ -2,14 +2,17 @@
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
-from cyclone_sqla import WorkerSettings
+from cyclone_sqla import WorkerSettings, operations
 from cyclone_sqla.backoff import Constant
+from cyclone_sqla.operations import LostRun
 from cyclone_sqla.worker.maintenance import Rescuer, Stager
 from cyclone_sqla.worker.rhythm import Contact, Rhythm
 from tests.databases import Database
@@ -99,17 +102,25 @@ def test_every_rescued_job_is_logged(
 
 
 def test_a_rescuer_that_was_out_of_touch_gives_the_others_one_renewal_interval(
-    hands: Hands,
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The database answers its look after a second only: the leases lapsed meanwhile."""
     ids = crash(hands, 1)
-    contact = Contact(longest_gap=0.0)  # so that any pause is one
-    threading.Event().wait(0.01)
-    rescuer = rescuer_of(hands, contact, lease=1.0)
+    look, pauses = operations.expired_runs, iter([1.0])
+
+    def slow_look(*args: Any) -> list[LostRun]:
+        time.sleep(next(pauses, 0.0))
+        return look(*args)
+
+    monkeypatch.setattr(operations, "expired_runs", slow_look)
+    rescuer = rescuer_of(hands, Contact(longest_gap=0.5), lease=3.0)
 
     rescuer.round()
+    back_at = time.monotonic()
     assert states(hands, ids) == ["running"]
-    rescuer.round()  # a renewal interval later
+    rescuer.round()
     assert states(hands, ids) == ["available"]
+    assert time.monotonic() - back_at >= 0.9
 
 
 def test_more_lost_jobs_than_a_pass_takes_are_rescued_at_once(
