@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ import pytest
 from cyclone_sqla import Context
 from cyclone_sqla.context import ClaimedJob
 from cyclone_sqla.outcomes import CancelledOutcome, Completed, Discarded, Outcome, Retried
-from cyclone_sqla.worker.runs import Interruption
+from cyclone_sqla.worker.runs import Interruption, Limit, Run
+from cyclone_sqla.worker.watchdog import Watchdog
 from tests.waiting import wait_until
 from tests.worker.stage import (
     FLAVOURS,
@@ -179,6 +181,26 @@ def test_no_run_is_stopped_before_its_own_timeout(stage: Stage) -> None:
     assert [stage.wait(job).outcome for job in jobs] == [Completed()] * 5
     # The clock of the run starts a moment before its action does.
     assert all(took > limit - 0.05 for limit, took in spared.items())
+
+
+def test_a_run_that_begins_while_the_watchdog_looks_is_not_overlooked(stage: Stage) -> None:
+    stopped: SimpleQueue[Run] = SimpleQueue()
+    second_is_watched = threading.Event()
+
+    def on_limit(run: Run, _: Interruption) -> None:
+        stopped.put(run)
+        assert second_is_watched.wait(PATIENCE)
+
+    action = stage.cyclone.registry.get(stage.register(flavoured("sync", _fails)))
+    first, second = (Run(stage.claimed(action.kind), action) for _ in range(2))
+    watchdog = Watchdog(on_limit)
+    watchdog.watch(first, Limit(time.monotonic(), Interruption.TIMED_OUT))
+    assert stopped.get(timeout=PATIENCE) is first
+    watchdog.watch(second, Limit(time.monotonic() + SOON, Interruption.TIMED_OUT))
+    second_is_watched.set()
+
+    assert stopped.get(timeout=PATIENCE) is second
+    watchdog.close()
 
 
 def test_a_sync_timeout_is_told_though_the_event_loop_is_blocked(stage: Stage) -> None:
