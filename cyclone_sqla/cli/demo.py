@@ -211,10 +211,10 @@ def _say_what_next(console: Console) -> None:
     _say(
         console,
         "Delivery is at least once: had a worker died, its jobs would have run again. The shop's\n"
-        "action leaves everything as it is when it finds that its order is charged already.\n\n"
+        "action finds that an order is charged already, and then leaves everything as it is.\n\n"
         "Read the shop, an application like yours:\n"
         f"  {demo_shop.__file__}\n"
-        "Then start with the quickstart in README.md, or in your own application:\n"
+        "Then try the quickstart in README.md or the tutorial in docs/, or in your application:\n"
         "  cyclone-sqla migrate --app yourmodule:cyclone\n"
         "  cyclone-sqla work --app yourmodule:cyclone",
     )

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy.pool import NullPool
 from sqlalchemy.schema import CreateSchema, DropSchema
 
-from cyclone_sqla.cli.demo_shop import QUEUE
+from cyclone_sqla.cli.demo_shop import QUEUE, cyclone
 from cyclone_sqla.cli.failures import WrongUse, database_failures
 from cyclone_sqla.cli.options import DATABASE_URL
 from cyclone_sqla.urls import masked, worker_url
@@ -70,7 +70,8 @@ def make_place(url: sa.URL | None, interrupts: Interrupts, *, keep: bool) -> Gen
 
     Raises:
         WrongUse: the SQLite file is there already, so it may hold what is not the demo's.
-        Failed: the server can't be reached, or lets nobody create a schema.
+        ConfigurationError: this kind of database is not supported.
+        Failed: the server can't be reached, or does not let this user create a schema.
     """
     with ExitStack() as at_end:
         directory = Path(tempfile.mkdtemp(prefix="cyclone-demo-"))
@@ -88,6 +89,7 @@ def _place_for(url: sa.URL | None, directory: Path) -> tuple[Place, Callable[[Pl
         url = sa.URL.create("sqlite", database=str(directory / "shop.db"))
     if url.get_backend_name() == "sqlite":
         return Place(_new_file(worker_url(url)), None, directory), _remove_file
+    cyclone.dialect(url.get_backend_name())  # or it is not supported
     place = Place(worker_url(url), f"cyclone_demo_{secrets.token_hex(4)}", directory)
     _on_server(place, CreateSchema(str(place.schema)))
     return place, _drop_schema

@@ -128,6 +128,13 @@ def test_a_file_of_somebody_else_is_refused(start: Start, sqlite_database: Datab
     assert demo.left_files() == []
 
 
+def test_a_database_that_is_not_supported_is_one_line(start: Start) -> None:
+    demo = start("--database-url", "mysql://user:secret@host/shop")
+    assert demo.exit_code() == 2, demo.lines()
+    assert demo.lines() == ["Error: mysql is not supported: use PostgreSQL or SQLite"]
+    assert demo.left_files() == []
+
+
 @pytest.mark.sqlite
 def test_a_named_file_is_removed_unless_it_is_to_be_kept(start: Start, tmp_path: Path) -> None:
     options = ("--jobs", "5", "--database-url", "sqlite:///new.db")
