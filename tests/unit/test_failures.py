@@ -127,6 +127,17 @@ def _chain(length: int) -> Exception:
     return exc
 
 
+def _huge() -> Exception:
+    """Every part at its limit, in characters of four bytes."""
+    exc = _recursing()
+    for _ in range(20):
+        outer = ValueError("😀" * 100_000)
+        outer.__traceback__ = exc.__traceback__
+        outer.__cause__ = exc
+        exc = outer
+    return exc
+
+
 def _circle() -> Exception:
     one, two = ValueError("one"), ValueError("two")
     one.__cause__, two.__cause__ = two, one
@@ -179,6 +190,7 @@ ODD = {
     "long cause chain": _chain(5_000),
     "circle of causes": _circle(),
     "endless causes": _AlwaysAnother("first"),
+    "huge in every way": _huge(),
     "odd init": _OddInit(needed=object()),
     "never initialised": _without_init(),
     "no traceback to get": _Untraceable("x"),
@@ -342,6 +354,12 @@ def test_a_long_chain_keeps_its_root() -> None:
     assert causes[0]["message"] == "link 498"
     assert causes[-1]["message"] == "the root"
     assert [c["message"] for c in causes if c["relation"] == "left out"] == ["490 more"]
+
+
+def test_a_circle_of_causes_is_told_once() -> None:
+    causes = json.loads(Failure.of(_circle()).details)["causes"]
+
+    assert [c["message"] for c in causes] == ["two"]
 
 
 def test_notes_are_part_of_the_message() -> None:
