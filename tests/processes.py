@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from tests.waiting import wait_until
 
 PATIENCE = 60.0
 """Seconds for a process to do what it does in one, on a machine that is busy with others."""
+
+eventually = partial(wait_until, within=PATIENCE)
+"""Wait until a process has done something."""
 
 APP = '''
 """An application whose actions tell, and ask, by files in its own directory."""
@@ -165,7 +169,7 @@ class App:
     def wait_begun(self, name: str, attempt: int = 1) -> None:
         """Wait until an attempt of the held job `name` runs."""
         began = self.directory / f"{name}.{attempt}"
-        wait_until(began.exists, f"attempt {attempt} of {name} runs", within=PATIENCE)
+        eventually(began.exists, f"attempt {attempt} of {name} runs")
 
     def let_go(self, name: str) -> None:
         """Let the held job `name` return."""
@@ -199,10 +203,9 @@ class Process:
 
     def wait_for(self, text: str, count: int = 1) -> None:
         """Wait until it has written `count` lines with `text`."""
-        wait_until(
+        eventually(
             lambda: sum(text in line for line in self.lines()) >= count or self._fail_if_over(text),
             f"{text!r} in the output",
-            within=PATIENCE,
         )
 
     def _fail_if_over(self, text: str) -> bool:

@@ -16,9 +16,8 @@ from cyclone_sqla import State, migrations
 from cyclone_sqla.cli import main
 from cyclone_sqla.schema_version import VERSION_TABLE
 from tests.databases import Database
-from tests.processes import PATIENCE, App, Process
+from tests.processes import App, Process, eventually
 from tests.servers.postgres import PostgresServer
-from tests.waiting import wait_until
 
 STARTED = " started: "
 STOPS = " stops: "
@@ -73,13 +72,13 @@ def test_leases_are_renewed_during_the_grace(app: App) -> None:
         assert end is not None
         return end
 
-    with app.work("--lease", "1") as process:
+    with app.work("--lease", "3") as process:
         app.wait_begun("long")
         process.send(signal.SIGTERM)
         process.wait_for(STOPS)
         for _ in range(2):
             before = lease_end()
-            wait_until(lambda before=before: lease_end() > before, "the lease is renewed")
+            eventually(lambda before=before: lease_end() > before, "the lease is renewed")
         app.let_go("long")
         assert process.exit_code() == 0
     assert (app.job(held).state, app.job(held).attempt) == (State.COMPLETED, 1)
@@ -91,9 +90,9 @@ def test_what_was_claimed_and_not_begun_is_given_back_with_its_attempt(app: App)
     waiting = [app.enqueue("hold_async", name=f"waiting-{n}") for n in range(3)]
     with app.work() as process:
         app.wait_begun("blocker")
-        wait_until(lambda: _states(app, waiting) == {State.RUNNING}, "all are claimed")
+        eventually(lambda: _states(app, waiting) == {State.RUNNING}, "all are claimed")
         process.send(signal.SIGTERM)
-        wait_until(lambda: _states(app, waiting) == {State.AVAILABLE}, "they are given back")
+        eventually(lambda: _states(app, waiting) == {State.AVAILABLE}, "they are given back")
         assert {app.job(i).attempt for i in waiting} == {0}
         app.let_go("blocker")
         assert process.exit_code() == 0
@@ -165,8 +164,8 @@ def test_a_silent_database_does_not_hold_up_a_stop_before_the_start(tmp_path: Pa
         server.freeze()
         try:
             with app.work("--grace", "0") as process:
-                wait_until(app.importers, "it has loaded the application")
-                wait_until(lambda: _is_connected(process), "it waits for the server")
+                eventually(app.importers, "it has loaded the application")
+                eventually(lambda: _is_connected(process), "it waits for the server")
                 assert process.stop() == 4
         finally:
             server.thaw()
@@ -320,7 +319,7 @@ def test_it_listens_where_it_is_told_to(server_app: App) -> None:
             with engine.connect() as connection:
                 return connection.scalar(listening) == 1
 
-        wait_until(listens, "it listens on the direct connection", within=PATIENCE)
+        eventually(listens, "it listens on the direct connection")
         assert process.stop() == 0
 
 
@@ -408,7 +407,7 @@ def test_a_busy_worker_writes_no_line_for_a_job(file_app: App) -> None:
     for n in range(40):
         file_app.let_go(f"{n}")
     with file_app.work() as process:
-        wait_until(lambda: file_app.job(jobs[-1]).is_terminal, "all have ended", within=60)
+        eventually(lambda: file_app.job(jobs[-1]).is_terminal, "all have ended")
         assert process.stop() == 0
         started, stops, stopped = process.lines()
     assert STARTED in started

@@ -10,8 +10,7 @@ import pytest
 
 from cyclone_sqla import State
 from tests.databases import Database
-from tests.processes import PATIENCE, App, Process
-from tests.waiting import wait_until
+from tests.processes import App, Process, eventually
 
 TWO = ("--processes", "2", "--name", "web")
 
@@ -28,12 +27,17 @@ def app(tmp_path: Path, sqlite_database: Database) -> App:
 
 
 def _wait_for_both(app: App) -> dict[str, int]:
-    wait_until(lambda: len(app.workers()) == 2, "both workers run", within=PATIENCE)
+    eventually(lambda: len(app.workers()) == 2, "both workers run")
     return app.workers()
 
 
+def _wait_for_successor(app: App, name: str, before: dict[str, int]) -> None:
+    known = {None, before[name]}
+    eventually(lambda: app.workers().get(name) not in known, f"{name} is started again")
+
+
 def _wait_gone(pids: set[int]) -> None:
-    wait_until(lambda: not any(_lives(pid) for pid in pids), f"{pids} are gone", within=PATIENCE)
+    eventually(lambda: not any(_lives(pid) for pid in pids), f"{pids} are gone")
 
 
 def _lives(pid: int) -> bool:
@@ -79,8 +83,7 @@ def test_a_process_that_crashes_is_started_again_under_its_name(app: App) -> Non
     with app.work(*TWO) as process:
         before = _wait_for_both(app)
         os.kill(before["web-1"], signal.SIGKILL)
-        wait_until(lambda: app.workers()["web-1"] != before["web-1"], "web-1 is started again",
-                   within=PATIENCE)  # fmt: skip
+        _wait_for_successor(app, "web-1", before)
         process.wait_for("worker process 1 was ended by SIGKILL; it starts again in ")
         assert app.workers()["web-2"] == before["web-2"]
         assert process.stop() == 0
@@ -91,8 +94,7 @@ def test_a_process_that_was_stopped_by_somebody_is_started_again(app: App) -> No
         before = _wait_for_both(app)
         os.kill(before["web-2"], signal.SIGTERM)
         process.wait_for("worker process 2 ended with exit code 0; it starts again in ")
-        wait_until(lambda: app.workers().get("web-2", before["web-2"]) != before["web-2"],
-                   "web-2 is started again", within=PATIENCE)  # fmt: skip
+        _wait_for_successor(app, "web-2", before)
         assert process.stop() == 0
 
 
@@ -228,7 +230,7 @@ raise SystemExit(Processes(command, 1, fatal=(), patience=0.2).run())
 def test_a_parent_that_is_stopped_while_a_process_is_down_ends_too(app: App) -> None:
     with app.run(sys.executable, "-c", DOWN) as process:
         process.wait_for("down")
-        wait_until(lambda: not process.children(), "the process is down", within=PATIENCE)
+        eventually(lambda: not process.children(), "the process is down")
         assert process.stop() == 1
 
 

@@ -10,8 +10,7 @@ import pytest
 from cyclone_sqla import ConfigurationError, Context, Cyclone, State, Worker, operations
 from cyclone_sqla.worker.instance_lock import InstanceLock
 from tests.databases import Database
-from tests.processes import App
-from tests.waiting import wait_until
+from tests.processes import App, eventually
 
 STARTED = " started: "
 ALONE = "--single-instance"
@@ -131,7 +130,7 @@ def test_what_a_killed_worker_held_runs_again_at_once(app: App) -> None:
         app.wait_begun("again", attempt=2)
         second.wait_for("recovered jobs that a crashed worker held: now 1 available, 1 discarded")
         app.let_go("again")
-        wait_until(lambda: app.job(held).is_terminal, "the job has ended")
+        eventually(lambda: app.job(held).is_terminal, "the job has ended")
         assert second.stop() == 0
     assert (app.job(held).state, app.job(held).attempt) == (State.COMPLETED, 2)
     assert app.history(held) == ["rescue"]
@@ -147,7 +146,7 @@ def test_a_worker_among_others_waits_for_the_leases(app: App) -> None:
         first.exit_code()
     with app.work("--rescue-interval", "0.01") as second:
         other = app.enqueue("say", text="hello")
-        wait_until(lambda: app.job(other).is_terminal, "it works")
+        eventually(lambda: app.job(other).is_terminal, "it works")
         assert second.stop() == 0
     assert app.job(held).state == State.RUNNING
 
