@@ -250,12 +250,13 @@ class Statements:
     def take_keys(self) -> Any:
         """Take keys, in one order; those that come back were free."""
         key, given = self.tables.idempotency_key, self.syntax.rows("keys", TAKEN_KEY)
-        source = select(
+        columns: list[ColumnElement[Any]] = [
             given.c.of_kind.label("kind"),
             given.c.key.label("key"),
             given.c.queue.label("queue"),
             self.now().label("created_at"),
-        ).order_by(given.c.of_kind, given.c.key)
+        ]
+        source = select(*columns).order_by(given.c.of_kind, given.c.key)
         insert = self.syntax.insert_unless_held(key, source, (key.c.kind, key.c.key))
         return insert.returning(key.c.kind, key.c.key)
 

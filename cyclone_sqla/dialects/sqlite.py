@@ -226,12 +226,11 @@ class SqliteDialect(Dialect):
         self, database: Engine | sa.URL, settings: WorkerSettings = DEFAULT_SETTINGS
     ) -> Engine:
         url = database if isinstance(database, sa.URL) else database.url
-        pool = None if isinstance(database, sa.URL) else database.pool
-        if _is_in_memory(url) or isinstance(pool, StaticPool | SingletonThreadPool):
+        fault = _fault_of(url, None if isinstance(database, sa.URL) else database.pool)
+        if fault is not None:
             raise ConfigurationError(
-                "A worker needs a SQLite file of its own connections; "
-                f"{url.render_as_string()} is in memory or uses StaticPool. "
-                "Use sqlite:///path/to/file.db."
+                f"A worker needs a SQLite file of its own connections; {url.render_as_string()} "
+                f"{fault}. Use sqlite:///path/to/file.db."
             )
         engine = sa.create_engine(worker_url(url), pool_size=5, max_overflow=0)
         event.listen(engine, "connect", partial(_prepare, settings.sqlite_synchronous.upper()))
@@ -420,9 +419,16 @@ def _begin_as_asked(connection: Connection) -> None:
     connection.exec_driver_sql(f"BEGIN {mode}")
 
 
-def _is_in_memory(url: sa.URL) -> bool:
-    database = url.database or ":memory:"
-    return ":memory:" in database or "mode=memory" in database or "vfs=memdb" in database
+def _fault_of(url: sa.URL, pool: sa.Pool | None) -> str | None:
+    """Why a worker can't have connections of its own to this database; None if it can."""
+    is_in_memory = (
+        ":memory:" in (url.database or ":memory:")
+        or url.query.get("mode") == "memory"
+        or url.query.get("vfs") == "memdb"
+    )
+    if is_in_memory or isinstance(pool, StaticPool | SingletonThreadPool):
+        return "is in memory or uses StaticPool"
+    return "has a shared cache" if url.query.get("cache") == "shared" else None
 
 
 def _busy(connection: Connection) -> str:
