@@ -7,11 +7,11 @@ The first part runs in the caller's transaction, the second in a worker's own.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -34,6 +34,8 @@ from cyclone_sqla.outcomes import (
     Snoozed,
 )
 
+T = TypeVar("T")
+
 # ==== in the caller's transaction =================================================================
 
 
@@ -44,10 +46,13 @@ def enqueue(connection: Connection, dialect: Dialect, spec: JobSpec, origin: str
     caller's transaction is usable after it.
     """
     dialect.refuse_unfit(connection)
-    with dialect.enqueueing(connection), _conflict_guard(connection, dialect, [spec]):
+
+    def attempt() -> JobRef:
         if spec.idempotency_key is None:
             return _insert_or_find(connection, dialect, spec, origin)
         return _enqueue_once(connection, dialect, spec, origin)
+
+    return _guarded(connection, dialect, [spec], attempt)
 
 
 def enqueue_many(
@@ -59,32 +64,34 @@ def enqueue_many(
     inputs. Of inputs with one idempotency key the first one counts.
     """
     dialect.refuse_unfit(connection)
-    firsts = _firsts(specs)
-    with dialect.enqueueing(connection), _conflict_guard(connection, dialect, specs):
-        known = _take_keys(connection, dialect, [specs[i] for i in firsts.values()])
-        taken = {key: i for key, i in firsts.items() if key not in known}
-        with _giving_back(connection, dialect, taken):
-            refs = _insert_all(connection, dialect, _wanted(specs, taken.values()), origin)
-        _name_keys(connection, dialect, {key: refs[i].id for key, i in taken.items()})
-    known |= {key: replace(refs[i], created=False) for key, i in taken.items()}
-    return [refs.get(i) or known[_once_key_of(spec)] for i, spec in enumerate(specs)]
+
+    def attempt() -> list[JobRef]:
+        return _enqueue_all(connection, dialect, specs, origin)
+
+    return _guarded(connection, dialect, specs, attempt)
 
 
-def _wanted(specs: Sequence[JobSpec], firsts: Iterable[int]) -> dict[int, JobSpec]:
-    """What is to be inserted: inputs without an idempotency key, and those that have just taken
-    theirs.
+class _KeyFreed(Exception):
+    """A key was held when an insert met it, and free when its holder was looked up."""
+
+
+def _guarded(
+    connection: Connection, dialect: Dialect, specs: Sequence[JobSpec], attempt: Callable[[], T]
+) -> T:
+    """Attempt an enqueue, and start over if a key was freed meanwhile.
+
+    Over, with nothing of the first attempt left: to go on where it stopped would lock keys out of
+    order, and two bulk enqueues could deadlock.
     """
-    taking = set(firsts)
-    return {i: s for i, s in enumerate(specs) if s.idempotency_key is None or i in taking}
-
-
-def _conflict_guard(
-    connection: Connection, dialect: Dialect, specs: Iterable[JobSpec]
-) -> AbstractContextManager[None]:
-    """Around the whole enqueue: what came before a conflict that is an error must go with it."""
-    if any(spec.unique or spec.idempotency_key for spec in specs):
-        return dialect.conflict_guard(connection)
-    return nullcontext()
+    has_keys = any(spec.unique or spec.idempotency_key for spec in specs)
+    with dialect.enqueueing(connection):
+        while True:
+            guard = dialect.conflict_guard(connection, many=len(specs) > 1)
+            try:
+                with guard if has_keys else nullcontext():
+                    return attempt()
+            except _KeyFreed:
+                continue
 
 
 def _insert_or_find(
@@ -92,18 +99,14 @@ def _insert_or_find(
 ) -> JobRef:
     values = {**_values(spec, origin), "now": dialect.now()}
     if spec.unique is None:
-        row = connection.execute(dialect.sql.insert_one, values).one()
-        return _created(spec, row)
-    while True:
-        inserted = connection.execute(dialect.sql.insert_one_unless_held, values).first()
-        if inserted is not None:
-            return _created(spec, inserted)
-        holder = _holders(connection, dialect, [spec]).get((spec.kind, spec.unique))
-        if holder is None:
-            continue  # it ended between the two statements, so the key is free
-        if spec.on_duplicate == "return":
-            return holder
-        raise DuplicateError([Duplicate(0, spec.kind, spec.unique, holder)])
+        return _created(spec, connection.execute(dialect.sql.insert_one, values).one())
+    inserted = connection.execute(dialect.sql.insert_one_unless_held, values).first()
+    if inserted is not None:
+        return _created(spec, inserted)
+    (holder,) = _holders_met(connection, dialect, [(spec.kind, spec.unique)]).values()
+    if spec.on_duplicate == "return":
+        return holder
+    raise DuplicateError([Duplicate(0, spec.kind, spec.unique, holder)])
 
 
 # ---- idempotency keys: taken before the job is inserted, then given its id -----------------------
@@ -115,45 +118,33 @@ _Key: TypeAlias = tuple[str, str]
 def _enqueue_once(
     connection: Connection, dialect: Dialect, spec: JobSpec, origin: str | None
 ) -> JobRef:
-    known = _take_keys(connection, dialect, [spec])
+    key = (spec.kind, spec.idempotency_key or "")
+    known = _take_keys(connection, dialect, {key: spec.queue})
     if known:
-        (first,) = known.values()
-        return first
-    taken = _firsts([spec])
-    with _giving_back(connection, dialect, taken):
+        return known[key]
+    with _giving_back(connection, dialect, [key]):
         ref = _insert_or_find(connection, dialect, spec, origin)
-    _name_keys(connection, dialect, dict.fromkeys(taken, ref.id))
+    _name_keys(connection, dialect, {key: ref.id})
     return ref
 
 
-def _firsts(specs: Sequence[JobSpec]) -> dict[_Key, int]:
-    """For each idempotency key the first input that has it."""
-    firsts: dict[_Key, int] = {}
-    for i, spec in enumerate(specs):
-        if spec.idempotency_key is not None:
-            firsts.setdefault(_once_key_of(spec), i)
-    return firsts
-
-
 def _take_keys(
-    connection: Connection, dialect: Dialect, specs: Iterable[JobSpec]
+    connection: Connection, dialect: Dialect, queues: Mapping[_Key, str]
 ) -> dict[_Key, JobRef]:
-    """Take idempotency keys, each named by one of ``specs``; the jobs of those taken before.
+    """Take idempotency keys for jobs in these queues; the first jobs of those taken before.
 
     Whoever else takes one waits for this transaction. They are taken in one order, so that two bulk
     enqueues never deadlock on them.
     """
-    known: dict[_Key, JobRef] = {}
-    left = {_once_key_of(spec): spec.queue for spec in specs}
-    while left:  # again for those that retention removed between the two statements
-        rows = [(*key, queue) for key, queue in left.items()]
-        bound = dialect.syntax.bind("keys", statements.TAKEN_KEY, rows)
-        taken = connection.execute(dialect.sql.take_keys, {**bound, "now": dialect.now()})
-        for row in taken:
-            del left[row.kind, row.key]
-        found = _jobs_of_keys(connection, dialect, left)
-        known |= found
-        left = {key: queue for key, queue in left.items() if key not in found}
+    if not queues:
+        return {}
+    rows = [(*key, queue) for key, queue in queues.items()]
+    bound = dialect.syntax.bind("keys", statements.TAKEN_KEY, rows)
+    taken = connection.execute(dialect.sql.take_keys, {**bound, "now": dialect.now()})
+    rest = queues.keys() - {(row.kind, row.key) for row in taken}
+    known = _jobs_of_keys(connection, dialect, rest)
+    if len(known) < len(rest):
+        raise _KeyFreed  # by retention
     return known
 
 
@@ -184,10 +175,10 @@ def _name_keys(connection: Connection, dialect: Dialect, ids: Mapping[_Key, int]
 def _giving_back(
     connection: Connection, dialect: Dialect, keys: Collection[_Key]
 ) -> Generator[None]:
-    """A duplicate burns no key that was taken for it."""
+    """What does not go in burns no key that was taken for it."""
     try:
         yield
-    except DuplicateError:
+    except (DuplicateError, _KeyFreed):
         if keys:
             bound = dialect.syntax.bind("keys", statements.KEY, list(keys))
             connection.execute(dialect.sql.give_back_keys, bound)
@@ -197,113 +188,125 @@ def _giving_back(
 # ---- many ----------------------------------------------------------------------------------------
 
 
+def _enqueue_all(
+    connection: Connection, dialect: Dialect, specs: Sequence[JobSpec], origin: str | None
+) -> list[JobRef]:
+    keys = {
+        i: (spec.kind, spec.idempotency_key)
+        for i, spec in enumerate(specs)
+        if spec.idempotency_key is not None
+    }
+    firsts = _firsts(keys)
+    known = _take_keys(connection, dialect, {key: specs[i].queue for key, i in firsts.items()})
+    taken = {key: i for key, i in firsts.items() if key not in known}
+    new = {i: s for i, s in enumerate(specs) if i not in keys or taken.get(keys[i]) == i}
+    with _giving_back(connection, dialect, taken):
+        refs = _insert_all(connection, dialect, new, origin)
+    _name_keys(connection, dialect, {key: refs[i].id for key, i in taken.items()})
+    known |= {key: replace(refs[i], created=False) for key, i in taken.items()}
+    return [refs[i] if i in refs else known[keys[i]] for i in range(len(specs))]
+
+
 def _insert_all(
-    connection: Connection,
-    dialect: Dialect,
-    specs: Mapping[int, JobSpec],
-    origin: str | None,
+    connection: Connection, dialect: Dialect, specs: Mapping[int, JobSpec], origin: str | None
 ) -> dict[int, JobRef]:
-    """Ids by input order, rows in (kind, unique key) order: two bulk enqueues never deadlock on
-    keys.
+    """Ids by input order. Whose key is held already is answered without an insert: a conflict is
+    then only with what others insert at this moment.
     """
-    refs: dict[int, JobRef] = {}
     if not specs:
-        return refs
-    ids = dialect.draw_ids(connection, len(specs))
-    left = [(job_id, i, spec) for job_id, (i, spec) in zip(ids, specs.items(), strict=True)]
-    left.sort(key=lambda entry: (*_key_of(entry[2]), entry[0]))
-    while left:  # again for those whose holder ended between the two statements
-        states = _insert_rows(connection, dialect, left, origin)
-        refs |= {
-            i: JobRef(job_id, spec.kind, spec.queue, created=True, state=states[job_id])
-            for job_id, i, spec in left
-            if job_id in states
-        }
-        left = [entry for entry in left if entry[0] not in states]
-        holders = _holders(connection, dialect, [spec for _, _, spec in left])
-        held = {i: holders[key] for _, i, spec in left if (key := _key_of(spec)) in holders}
-        _refuse_duplicates(connection, dialect, specs, held, refs)
-        refs |= held
-        left = [entry for entry in left if entry[1] not in held]
-    return refs
+        return {}
+    ids = dict(zip(specs, dialect.draw_ids(connection, len(specs)), strict=True))
+    keys = {i: (spec.kind, spec.unique) for i, spec in specs.items() if spec.unique is not None}
+    firsts = _firsts(keys)
+    held = _holders(connection, dialect, firsts)
+    _refuse_duplicates(specs, keys, held)
+    firsts = {key: i for key, i in firsts.items() if key not in held}
+    new = {
+        i: (ids[i], spec) for i, spec in specs.items() if i not in keys or firsts.get(keys[i]) == i
+    }
+    refs = _insert_rows(connection, dialect, new, origin)
+    held |= _holders_met(connection, dialect, [keys[i] for i in new.keys() - refs.keys()])
+    _refuse_duplicates(specs, keys, held)
+    held |= {key: replace(refs[i], created=False) for key, i in firsts.items() if i in refs}
+    return {i: refs[i] if i in refs else held[keys[i]] for i in specs}
 
 
-def _key_of(spec: JobSpec) -> _Key:
-    return spec.kind, spec.unique or ""
-
-
-def _once_key_of(spec: JobSpec) -> _Key:
-    return spec.kind, spec.idempotency_key or ""
+def _firsts(keys: Mapping[int, _Key]) -> dict[_Key, int]:
+    """For each key the first input that has it."""
+    return {key: i for i, key in reversed(list(keys.items()))}
 
 
 def _refuse_duplicates(
-    connection: Connection,
-    dialect: Dialect,
-    specs: Mapping[int, JobSpec],
-    held: Mapping[int, JobRef],
-    inserted: Mapping[int, JobRef],
+    specs: Mapping[int, JobSpec], keys: Mapping[int, _Key], held: Mapping[_Key, JobRef]
 ) -> None:
-    """Undo everything if an input that does not accept its key's holder has met one."""
-    refused = [i for i in sorted(held) if specs[i].on_duplicate == "raise"]
-    if not refused:
-        return
-    own = {ref.id for ref in inserted.values() if ref.created}
-    _undo(connection, dialect, inserted.values())
-    raise DuplicateError(
-        [Duplicate(i, *_key_of(specs[i]), None if held[i].id in own else held[i]) for i in refused]
-    )
+    """Refuse inputs whose key is held, by a job or by an input before them, and must not be."""
+    firsts = _firsts(keys)
+    refused = [
+        Duplicate(i, *key, held.get(key))
+        for i, key in keys.items()
+        if specs[i].on_duplicate == "raise" and (key in held or firsts[key] != i)
+    ]
+    if refused:
+        raise DuplicateError(refused)
 
 
 def _insert_rows(
     connection: Connection,
     dialect: Dialect,
-    entries: Sequence[tuple[int, int, JobSpec]],
+    new: Mapping[int, tuple[int, JobSpec]],
     origin: str | None,
-) -> dict[int, State]:
-    unless_held = any(spec.unique is not None for _, _, spec in entries)
-    sql = dialect.sql
-    insert = sql.insert_many_unless_held if unless_held else sql.insert_many
+) -> dict[int, JobRef]:
+    """Rows go in in the order of their keys: two bulk enqueues never deadlock on them."""
+    has_keys = any(spec.unique is not None for _, spec in new.values())
+    insert = dialect.sql.insert_many_unless_held if has_keys else dialect.sql.insert_many
+    rows = [(job_id, *_values(spec, origin).values()) for job_id, spec in new.values()]
+    rows.sort(key=_order_of_row)
     states: dict[int, State] = {}
-    for start in range(0, len(entries), INSERT_BATCH):
-        rows = [
-            (job_id, *_values(spec, origin).values())
-            for job_id, _, spec in entries[start : start + INSERT_BATCH]
-        ]
-        bound = dialect.syntax.bind("jobs", statements.NUMBERED_JOB, rows)
+    for start in range(0, len(rows), INSERT_BATCH):
+        batch = rows[start : start + INSERT_BATCH]
+        bound = dialect.syntax.bind("jobs", statements.NUMBERED_JOB, batch)
         inserted = connection.execute(insert, {**bound, "now": dialect.now()})
         states |= {row.id: State(row.state) for row in inserted}
-    return states
+    return {
+        i: JobRef(job_id, spec.kind, spec.queue, created=True, state=states[job_id])
+        for i, (job_id, spec) in new.items()
+        if job_id in states
+    }
 
 
 INSERT_BATCH = 5_000
 """Rows of one INSERT: bounds the memory that a bulk enqueue needs for its parameters."""
 
+_KIND, _UNIQUE_KEY = (list(statements.NUMBERED_JOB).index(name) for name in ("kind", "unique_key"))
+
+
+def _order_of_row(row: Sequence[Any]) -> tuple[str, str, int]:
+    return row[_KIND], row[_UNIQUE_KEY] or "", row[0]
+
+
+def _holders_met(
+    connection: Connection, dialect: Dialect, keys: Collection[_Key]
+) -> dict[_Key, JobRef]:
+    """The holders that an insert has just met."""
+    holders = _holders(connection, dialect, keys)
+    if len(holders) < len(keys):
+        raise _KeyFreed  # a holder has ended
+    return holders
+
 
 def _holders(
-    connection: Connection, dialect: Dialect, specs: Sequence[JobSpec]
+    connection: Connection, dialect: Dialect, keys: Collection[_Key]
 ) -> dict[_Key, JobRef]:
-    """Who holds these jobs' unique keys now."""
-    if not specs:
+    """Who holds these unique keys now."""
+    if not keys:
         return {}
-    pairs = [(spec.kind, spec.unique) for spec in specs]
-    bound = dialect.syntax.bind("keys", statements.KEY, pairs)
+    bound = dialect.syntax.bind("keys", statements.KEY, list(keys))
     return {
         (row.kind, row.unique_key): JobRef(
             row.id, row.kind, row.queue, created=False, state=State(row.state)
         )
         for row in connection.execute(dialect.sql.holders, bound)
     }
-
-
-def _undo(connection: Connection, dialect: Dialect, refs: Iterable[JobRef]) -> None:
-    """Delete what this call inserted: a savepoint would flush the caller's objects, or on SQLite
-    commit.
-    """
-    gone = [(ref.id,) for ref in refs if ref.created]
-    if gone:
-        connection.execute(
-            dialect.sql.undo_insert, dialect.syntax.bind("gone", statements.ID, gone)
-        )
 
 
 def _created(spec: JobSpec, row: sa.Row[Any]) -> JobRef:

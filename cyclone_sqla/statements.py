@@ -173,12 +173,6 @@ class Statements:
         return self._returning(self._insert_unless_held(self._many_jobs(NUMBERED_JOB)))
 
     @cached_property
-    def undo_insert(self) -> Any:
-        """Take back jobs just inserted in the same transaction."""
-        gone = self.syntax.rows("gone", ID)
-        return sa.delete(self.job).where(self.job.c.id.in_(select(gone.c.id)))
-
-    @cached_property
     def holders(self) -> Any:
         """The active jobs that hold the given (kind, unique key) pairs."""
         job, wanted = self.job, self.syntax.rows("keys", KEY)

@@ -71,8 +71,12 @@ class Dialect(ABC):
         """Turns the database's lock errors during an enqueue into this library's."""
 
     @abstractmethod
-    def conflict_guard(self, connection: Connection) -> AbstractContextManager[None]:
-        """Keeps the caller's transaction usable where a unique key's conflict is an error."""
+    def conflict_guard(
+        self, connection: Connection, *, many: bool
+    ) -> AbstractContextManager[object]:
+        """Keeps the caller's transaction usable where a unique key's conflict is an error; of an
+        enqueue of many jobs an exception leaves nothing.
+        """
 
     @abstractmethod
     def draw_ids(self, connection: Connection, count: int) -> list[int]:

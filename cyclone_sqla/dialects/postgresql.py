@@ -116,15 +116,18 @@ class PostgresDialect(Dialect):
     def enqueueing(self, connection: Connection) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def conflict_guard(self, connection: Connection) -> AbstractContextManager[Any]:
+    def conflict_guard(
+        self, connection: Connection, *, many: bool
+    ) -> AbstractContextManager[object]:
         """Outside READ COMMITTED a conflict with a row that the snapshot can't see is error 40001.
 
         A savepoint of the Core connection keeps the rest of the transaction usable, and unlike one
-        of the Session it flushes nothing.
+        of the Session it flushes nothing. Whoever waits for one of many keys goes on when it is
+        rolled back.
         """
-        if _isolation_of(connection) in ("READ COMMITTED", "READ UNCOMMITTED"):
-            return nullcontext()
-        return connection.begin_nested()
+        if many or _isolation_of(connection) not in ("READ COMMITTED", "READ UNCOMMITTED"):
+            return connection.begin_nested()
+        return nullcontext()
 
     def draw_ids(self, connection: Connection, count: int) -> list[int]:
         params = {"table": _quoted(self.tables.job), "count": count}

@@ -206,7 +206,10 @@ class SqliteDialect(Dialect):
                 connection.invalidate(exc)
             raise
 
-    def conflict_guard(self, connection: Connection) -> AbstractContextManager[None]:
+    def conflict_guard(
+        self, connection: Connection, *, many: bool
+    ) -> AbstractContextManager[object]:
+        """None is needed: with the write lock, all duplicates are known before the first insert."""
         return nullcontext()
 
     def draw_ids(self, connection: Connection, count: int) -> list[int]:
