@@ -194,7 +194,7 @@ def test_a_run_that_begins_while_the_watchdog_looks_is_not_overlooked(stage: Sta
     action = stage.cyclone.registry.get(stage.register(flavoured("sync", _fails)))
     first, second = (Run(stage.claimed(action.kind), action) for _ in range(2))
     watchdog = Watchdog(on_limit)
-    watchdog.watch(first, Limit(time.monotonic(), Interruption.TIMED_OUT))
+    watchdog.watch(first, Limit(time.monotonic() + SOON, Interruption.TIMED_OUT))
     assert stopped.get(timeout=PATIENCE) is first
     watchdog.watch(second, Limit(time.monotonic() + SOON, Interruption.TIMED_OUT))
     second_is_watched.set()
