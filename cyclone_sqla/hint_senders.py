@@ -41,6 +41,9 @@ _LONGEST_COMMIT = 10.0
 _EXIT_WITHIN = 0.2
 """Seconds by which the end of the process may be delayed for hints that have not left yet."""
 
+_FORK_WITHIN = 0.2
+"""Seconds by which a fork may be delayed until no sender is inside its driver."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -88,6 +91,7 @@ class NotifySender:
     """
 
     _changed: threading.Condition
+    _in_driver: threading.Lock
     _hints: set[Hint]
     _committing: list[_Committing]
     _leaving: bool
@@ -131,6 +135,17 @@ class NotifySender:
             self._changed.notify()
             return self._thread
 
+    def rest(self, timeout: float) -> bool:
+        """Wait until the thread is outside the driver, and keep it out until :meth:`go_on`.
+
+        False if it is still inside after ``timeout`` seconds; it then isn't kept out.
+        """
+        return self._in_driver.acquire(timeout=timeout)
+
+    def go_on(self) -> None:
+        """Let the thread speak again."""
+        self._in_driver.release()
+
     def begin_in_child(self) -> None:
         """Begin anew after a fork: thread, connection and what was waiting are the parent's."""
         if self._connection is not None:
@@ -141,6 +156,7 @@ class NotifySender:
     def _begin(self) -> None:
         # Re-entrant: the garbage collector may call leave() anywhere.
         self._changed = threading.Condition(threading.RLock())
+        self._in_driver = threading.Lock()
         self._hints = set()
         self._committing = []
         self._leaving = False
@@ -196,24 +212,24 @@ class NotifySender:
             return True
 
     def _deliver(self, hints: set[Hint]) -> None:
-        fresh = self._connection is None
+        was_connected = self._connection is not None
         try:
-            connection = self._connected()
+            with self._in_driver:
+                self._speak(hints)
         except Exception as error:  # noqa: BLE001 - whatever a creator or a driver raises
-            self._back_off(error, hints)
-            return
-        try:
-            channels, queues = zip(*hints, strict=True)
-            connection.execute(NOTIFY, channels=list(channels), queues=list(queues))
-        except Exception as error:  # noqa: BLE001 - whatever a driver raises
+            is_connected = self._connection is not None
             self._disconnect()
-            if fresh:  # the server refuses these hints: they would fail for ever
-                self._back_off(error, set())
-            else:  # a restarted server, an idle timeout: at once again, on a new connection
+            if was_connected:  # a restarted server, an idle timeout: at once again, connected anew
                 self._take_back(hints)
+            else:  # what a new connection refuses would be refused for ever
+                self._back_off(error, set() if is_connected else hints)
         else:
             self._outage.over()
             time.sleep(_SPACING)
+
+    def _speak(self, hints: set[Hint]) -> None:
+        channels, queues = zip(*hints, strict=True)
+        self._connected().execute(NOTIFY, channels=list(channels), queues=list(queues))
 
     def _connected(self) -> OwnConnection:
         if self._connection is None:
@@ -225,7 +241,8 @@ class NotifySender:
 
     def _disconnect(self) -> None:
         if self._connection is not None:
-            self._connection.close()
+            with self._in_driver:
+                self._connection.close()
             self._connection = None
 
     def _back_off(self, error: Exception, hints: set[Hint]) -> None:
@@ -255,8 +272,24 @@ _all_senders: weakref.WeakSet[NotifySender] = weakref.WeakSet()
 _inherited: list[OwnConnection] = []
 """In a forked child, the parent's connections: kept, for closing one would speak for the parent."""
 
+_resting: list[NotifySender] = []
+"""Senders that are kept out of their drivers while a thread forks."""
 
-def _after_fork() -> None:
+
+def _before_fork() -> None:
+    """Let no thread be inside a driver: what it locks there, in OpenSSL say, no child unlocks."""
+    deadline = time.monotonic() + _FORK_WITHIN
+    senders = list(_all_senders)
+    _resting.extend(each for each in senders if each.rest(max(0.0, deadline - time.monotonic())))
+
+
+def _after_fork_in_parent() -> None:
+    while _resting:
+        _resting.pop().go_on()
+
+
+def _after_fork_in_child() -> None:
+    _resting.clear()
     for sender in list(_all_senders):
         sender.begin_in_child()
 
@@ -271,7 +304,11 @@ def _at_exit() -> None:
 
 atexit.register(_at_exit)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=_after_fork_in_parent,
+        after_in_child=_after_fork_in_child,
+    )
 
 
 def local_sender(engine: Engine) -> LocalSender:

@@ -634,7 +634,7 @@ def test_a_failing_sender_never_reaches_the_application(tmp_path: Path) -> None:
 
 def _run(program: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-W", "error", "-c", _PRELUDE + program, *arguments],
+        [sys.executable, *_WARNINGS, "-c", _PRELUDE + program, *arguments],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
@@ -643,8 +643,11 @@ def _run(program: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
+# Newer Pythons warn of every fork beside a thread, which is what these tests are about.
+_WARNINGS = ["-W", "error", "-W", "ignore:This process:DeprecationWarning"]
+
 _PRELUDE = """
-import asyncio, os, sys, threading
+import asyncio, os, sys, threading, time
 from sqlalchemy import create_engine, make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
@@ -683,6 +686,7 @@ def test_a_server_that_does_not_answer_delays_the_end_of_the_process_little() ->
 
 
 _FORK = """
+hint_senders._FORK_WITHIN = 30  # this machine may be busy
 engine = engine_of(sys.argv[1])
 sender = notify_sender(engine)
 
@@ -705,6 +709,29 @@ send(engine, "parent after")
 sender.close(30)
 print(codes)
 """
+
+
+_FORK_WHILE_CONNECTING = """
+hint_senders._FORK_WITHIN = 30  # this machine may be busy
+inside, left = threading.Event(), threading.Event()
+
+def connect():
+    inside.set()
+    time.sleep(0.1)
+    left.set()
+    raise ConnectionError
+
+send(create_engine("postgresql+psycopg://", creator=connect), "ledger")
+inside.wait()
+child = os.fork()
+if child == 0:
+    os._exit(0 if left.is_set() else 1)
+print(os.waitpid(child, 0)[1])
+"""
+
+
+def test_a_fork_waits_until_no_sender_is_inside_its_driver() -> None:
+    assert _run(_FORK_WHILE_CONNECTING).stdout.strip() == "0"
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "asyncpg", "psycopg_async"])
