@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
-log = logging.getLogger("cyclone_sqla.worker")
+from cyclone_sqla.worker.run_log import say
 
 # How long background tasks and async generators that actions left behind get to end.
 _CLEAN_UP = 1.0
@@ -30,7 +30,7 @@ class EventLoopThread:
         return self._loop is not None
 
     def call(self, callback: Callable[..., object], *args: object) -> None:
-        """Call back in the loop, soon. RuntimeError once the loop is closed."""
+        """Call back in the loop, soon. RuntimeError if it is closed, or there can be no thread."""
         loop = self._loop or self._start()
         loop.call_soon_threadsafe(callback, *args)
 
@@ -46,19 +46,27 @@ class EventLoopThread:
         with self._starting:
             if self._loop is None:
                 loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(
-                    target=self._main, args=(loop,), name="cyclone-async-actions", daemon=True
-                )
-                self._thread.start()
+                try:
+                    self._thread = self._start_thread(loop)
+                except RuntimeError:
+                    loop.close()
+                    raise
                 self._loop = loop
             return self._loop
+
+    def _start_thread(self, loop: asyncio.AbstractEventLoop) -> threading.Thread:
+        name = "cyclone-async-actions"
+        thread = threading.Thread(target=self._main, args=(loop,), name=name, daemon=True)
+        thread.start()
+        return thread
 
     def _main(self, loop: asyncio.AbstractEventLoop) -> None:
         while not self._closing:
             try:
                 loop.run_forever()
-            except BaseException:  # asyncio lets the SystemExit of any task through
-                log.exception("a background task of an action raised; the event loop goes on")
+            except BaseException:  # noqa: BLE001 - asyncio lets the SystemExit of any task through
+                text = "a background task of an action raised; the event loop goes on"
+                say(logging.ERROR, text, exc_info=True)
         self._clean_up(loop)
         loop.close()
 
@@ -77,5 +85,5 @@ class EventLoopThread:
     ) -> None:
         try:
             loop.run_until_complete(clean_up)
-        except BaseException:  # code of actions runs here, and the thread must end
-            log.warning("clean-up of the event loop failed", exc_info=True)
+        except BaseException:  # noqa: BLE001 - code of actions runs here, the thread must end
+            say(logging.WARNING, "clean-up of the event loop failed", exc_info=True)

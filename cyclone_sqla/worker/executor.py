@@ -6,7 +6,6 @@ import asyncio
 import contextvars
 import logging
 import threading
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -16,22 +15,13 @@ from typing import Any
 
 from cyclone_sqla.context import ClaimedJob
 from cyclone_sqla.failures import Failure
-from cyclone_sqla.outcomes import (
-    CancelledOutcome,
-    Completed,
-    Discarded,
-    GivenBack,
-    Outcome,
-    Retried,
-    Snoozed,
-)
+from cyclone_sqla.outcomes import GivenBack, Outcome, Snoozed
 from cyclone_sqla.worker.event_loop import EventLoopThread
+from cyclone_sqla.worker.run_log import log_outcome, say
 from cyclone_sqla.worker.runs import Finished, Interruption, Run, Runnable, is_awaitable, log_fields
 from cyclone_sqla.worker.threads import ActionThreads
 from cyclone_sqla.worker.verdicts import outcome_of
 from cyclone_sqla.worker.watchdog import Watchdog
-
-log = logging.getLogger("cyclone_sqla.worker")
 
 UNKNOWN_KIND_DELAY = timedelta(minutes=1)
 """How long a job waits whose action is missing, though its kind was claimed."""
@@ -124,8 +114,9 @@ class Executor:
             run = Run(job, self._actions(job.kind))
         except Exception as exc:  # noqa: BLE001 - a kind that can't be looked up must not be lost
             failure = Failure.of(exc)
-            log.error("no action for job %s: %s", job.id, failure.error, extra=log_fields(job))
             self._report(Finished(job, Snoozed(UNKNOWN_KIND_DELAY, failure), 0.0))
+            text = "no action for job %s: %s"
+            say(logging.ERROR, text, job.id, failure.error, extra=log_fields(job))
             return None
         self._runs[run.key] = self._waiting[run.key] = run
         return run
@@ -135,7 +126,7 @@ class Executor:
         try:
             self._loop.call(self._start_tasks, runs)
         except RuntimeError:  # the system gives no thread for the loop
-            log.exception("the event loop could not be started")
+            say(logging.ERROR, "the event loop could not be started", exc_info=True)
             for run in runs:
                 self._give_back(run)
 
@@ -207,12 +198,12 @@ class Executor:
                 self._gate.notify_all()
 
     def _report(self, finished: Finished) -> None:
-        """Hand over the outcome, then log it; no handler of either may end a thread."""
+        """Hand over the outcome, then log it; a receiver that fails must not end a thread."""
         try:
             self._on_finished(finished)
-            _log(finished)
-        except BaseException:  # noqa: BLE001 - as logging itself does when a handler fails
-            traceback.print_exc()
+        except BaseException:  # noqa: BLE001 - the thread goes on, whatever the receiver did
+            say(logging.CRITICAL, "the outcome of job %s is lost", finished.job.id, exc_info=True)
+        log_outcome(finished)
 
     def _interrupt(self, run: Run, why: Interruption) -> None:
         if run.interrupt(why) and self._loop.is_running:
@@ -248,34 +239,3 @@ class Executor:
         self._threads.close(0.0 if self._runs else 1.0)
         if not self._runs:
             self._loop.close()
-
-
-def _log(finished: Finished) -> None:
-    level, text = _in_words(finished.outcome)
-    if log.isEnabledFor(level):
-        job = finished.job
-        extra = {**log_fields(job), "seconds": finished.seconds}
-        log.log(
-            level, "%s job %s, attempt %s: %s", job.kind, job.id, job.attempt, text, extra=extra
-        )
-
-
-def _in_words(outcome: Outcome) -> tuple[int, str]:
-    match outcome:
-        case Completed(failure=failure):
-            return (logging.WARNING, failure.error) if failure else (logging.DEBUG, "completed")
-        case Retried(delay=delay, failure=failure):
-            return logging.WARNING, f"failed, again {_in(delay)}: {failure.error}"
-        case Discarded(failure=failure):
-            return logging.ERROR, f"discarded: {failure.error}"
-        case Snoozed(delay=delay):
-            return logging.DEBUG, f"snoozed, again {_in(delay)}"
-        case CancelledOutcome():
-            return logging.INFO, "cancelled"
-        case GivenBack():
-            return logging.DEBUG, "given back before it began"
-
-
-def _in(delay: timedelta) -> str:
-    seconds = delay.total_seconds()
-    return f"in {seconds:,.1f} s" if seconds > 0 else "at once"

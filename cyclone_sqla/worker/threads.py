@@ -7,9 +7,8 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
+from cyclone_sqla.worker.run_log import say
 from cyclone_sqla.worker.runs import Run
-
-log = logging.getLogger("cyclone_sqla.worker")
 
 
 class ActionThreads:
@@ -53,7 +52,8 @@ class ActionThreads:
         try:
             thread.start()
         except RuntimeError:  # the system gives no more threads
-            log.exception("no thread could be started beside %d others", len(self._threads))
+            text = "no thread could be started beside %d others"
+            say(logging.ERROR, text, len(self._threads), exc_info=True)
         else:
             self._threads.append(thread)
 

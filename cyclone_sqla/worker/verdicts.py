@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from datetime import timedelta
 from typing import cast
 
@@ -22,21 +21,16 @@ from cyclone_sqla.outcomes import (
     Snooze,
     Snoozed,
 )
-from cyclone_sqla.worker.runs import Interruption, Run, Runnable, log_fields
-
-log = logging.getLogger("cyclone_sqla.worker")
+from cyclone_sqla.worker.runs import Interruption, Run, Runnable
 
 
 def outcome_of(run: Run, exc: BaseException) -> Outcome:
     """How a run ends whose action raised, SystemExit and the like included. Never raises."""
     try:
         return _judge(run, exc)
-    except BaseException:  # a subclass of Retry without its delay, a policy that fails
-        log.warning(
-            "the outcome of job %s can't be told, so it is a failed attempt",
-            run.job.id, exc_info=True, extra=log_fields(run.job),
-        )  # fmt: skip
-        return _failed_attempt(run.job, exc, DEFAULT_BACKOFF.delay(counted(run.job)))
+    except BaseException as trouble:  # noqa: BLE001 - say a subclass of Retry without its delay
+        note = f"what it asks for can't be told: {Failure.of(trouble).error}"
+        return _failed_attempt(run.job, exc, DEFAULT_BACKOFF.delay(counted(run.job)), note)
 
 
 def counted(job: ClaimedJob) -> int:
@@ -67,10 +61,13 @@ def _interrupted(run: Run, why: Interruption, exc: BaseException) -> Outcome:
     if why is Interruption.STOPPING:
         # Not the job's fault, so no backoff; it counts, for its code has run.
         return _failed_attempt(run.job, _because(Cancelled(why), exc), timedelta(0))
-    if why is Interruption.TIMED_OUT and run.timeout is not None:
-        seconds = run.timeout.total_seconds()
-        return _failed(run, _because(TimeoutError(f"{why} after {seconds:g} s"), exc))
+    if why is Interruption.TIMED_OUT:
+        return _failed(run, _because(TimeoutError(f"{why}{_after(run.timeout)}"), exc))
     return _failed(run, _because(LeaseLostError(why), exc))
+
+
+def _after(timeout: timedelta | None) -> str:
+    return f" after {timeout.total_seconds():g} s" if timeout is not None else ""
 
 
 def _failed(run: Run, exc: BaseException) -> Outcome:
@@ -79,11 +76,13 @@ def _failed(run: Run, exc: BaseException) -> Outcome:
     return _failed_attempt(run.job, exc, _backoff(run))
 
 
-def _failed_attempt(job: ClaimedJob, exc: BaseException, delay: timedelta) -> Retried | Discarded:
+def _failed_attempt(
+    job: ClaimedJob, exc: BaseException, delay: timedelta, note: str = ""
+) -> Retried | Discarded:
     if job.attempts_left > 0:
-        return Retried(min(delay, MAX_DELAY), Failure.of(exc))
-    note = f"attempt {counted(job)} of {job.max_attempts}, none left"
-    return Discarded(Failure.of(exc, note=note))
+        return Retried(min(delay, MAX_DELAY), Failure.of(exc, note=note))
+    last = f"attempt {counted(job)} of {job.max_attempts}, none left"
+    return Discarded(Failure.of(exc, note=f"{last}; {note}" if note else last))
 
 
 def _backoff(run: Run) -> timedelta:

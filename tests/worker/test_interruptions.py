@@ -164,23 +164,21 @@ def test_a_run_within_its_timeout_is_left_alone(stage: Stage, flavour: Flavour) 
 
 
 def test_no_run_is_stopped_before_its_own_timeout(stage: Stage) -> None:
-    spared: dict[float, float] = {}
+    stopped: SimpleQueue[tuple[Run, float]] = SimpleQueue()
+    action = stage.cyclone.registry.get(stage.register(flavoured("sync", _fails)))
+    watchdog = Watchdog(lambda run, _: stopped.put((run, time.monotonic())))
+    limits: dict[Run, float] = {}
+    for left in (0.3, 0.05, 0.2, 0.1, 0.25):
+        run = Run(stage.claimed(action.kind), action)
+        limits[run] = time.monotonic() + left
+        watchdog.watch(run, Limit(limits[run], Interruption.TIMED_OUT))
 
-    def action(ctx: Context) -> None:
-        began = time.monotonic()
-        assert ctx.wait_cancelled(PATIENCE)
-        assert ctx.job.timeout is not None
-        limit = ctx.job.timeout.total_seconds()
-        spared[limit] = time.monotonic() - began
+    told = dict(stopped.get(timeout=PATIENCE) for _ in limits)
 
-    kind = stage.register(action)
-    limits = [0.3, 0.05, 0.2, 0.1, 0.25]
-    jobs = [stage.claimed(kind, timeout=seconds(limit)) for limit in limits]
-    stage.executor.start_runs(jobs)
-
-    assert [stage.wait(job).outcome for job in jobs] == [Completed()] * 5
-    # The clock of the run starts a moment before its action does.
-    assert all(took > limit - 0.05 for limit, took in spared.items())
+    assert told.keys() == limits.keys()
+    assert all(told[run] >= at for run, at in limits.items())
+    watchdog.close()
+    assert stopped.empty(), "each is told once"
 
 
 def test_a_run_that_begins_while_the_watchdog_looks_is_not_overlooked(stage: Stage) -> None:

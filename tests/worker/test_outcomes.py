@@ -20,11 +20,12 @@ from cyclone_sqla.outcomes import (
     Cancelled,
     Completed,
     Discarded,
+    GivenBack,
     Retried,
     Snoozed,
 )
 from cyclone_sqla.worker.executor import UNKNOWN_KIND_DELAY, Executor
-from cyclone_sqla.worker.runs import Finished
+from cyclone_sqla.worker.runs import Finished, Interruption
 from tests.waiting import wait_until
 from tests.worker.stage import FLAVOURS, PATIENCE, Flavour, Stage, flavoured, opened, seconds
 
@@ -212,6 +213,7 @@ def test_a_verdict_of_an_odd_class_is_a_failed_attempt(stage: Stage, flavour: Fl
 
     assert isinstance(outcome, Retried)
     assert "_Forgetful" in outcome.failure.error
+    assert "what it asks for can't be told: AttributeError" in outcome.failure.error
 
 
 # --- what is raised: anything else
@@ -492,6 +494,22 @@ def test_jobs_run_when_the_system_gives_no_more_threads(
     assert set(names) == {"cyclone-action-1"}
 
 
+@every_flavour
+def test_jobs_are_given_back_when_there_can_be_no_thread(
+    flavour: Flavour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with opened() as stage:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            job = stage.start(flavoured(flavour, lambda _: None))
+            assert stage.wait(job).outcome == GivenBack()
+
+        assert stage.wait(stage.start_kind(job.kind)).outcome == Completed(), "it works again"
+
+
 _tenant: ContextVar[str] = ContextVar("tenant", default="nobody")
 
 
@@ -619,11 +637,10 @@ def test_nothing_of_a_run_is_kept_alive(stage: Stage, flavour: Flavour, ending: 
         if ending == "raises":
             raise _Error(seen, ctx) from _Error(seen, ctx)
         if ending == "is interrupted":
-            assert ctx.wait_cancelled(PATIENCE)
-            raise Cancelled from _Error(seen, ctx)
+            stage.executor.cancel(ctx.job.id, ctx.lease, Interruption.TIMED_OUT)
+            ctx.raise_if_cancelled()
 
-    timeout = 0.01 if ending == "is interrupted" else None
-    kind = stage.register(flavoured(flavour, body), timeout=timeout)
+    kind = stage.register(flavoured(flavour, body))
     gc.collect()
     gc.disable()
     try:
@@ -633,6 +650,17 @@ def test_nothing_of_a_run_is_kept_alive(stage: Stage, flavour: Flavour, ending: 
     finally:
         gc.enable()
     assert seen, "the action ran"
+
+
+@every_flavour
+def test_a_limit_keeps_no_finished_run_alive(stage: Stage, flavour: Flavour) -> None:
+    seen: list[weakref.ref[Any]] = []
+    fn = flavoured(flavour, lambda ctx: seen.append(weakref.ref(ctx.job.headers)))
+
+    stage.wait(stage.start(fn, timeout=3600, job={"headers": _Headers()}))
+    stage.outcomes.clear()
+
+    wait_until(lambda: [ref() for ref in seen] == [None], "all of it is gone")
 
 
 # --- what is told
@@ -689,7 +717,7 @@ def _records_of(caplog: pytest.LogCaptureFixture, job: ClaimedJob) -> list[loggi
     return [r for r in caplog.records if getattr(r, "job_id", None) == job.id]
 
 
-def test_a_receiver_that_fails_ends_no_thread(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_receiver_that_fails_ends_no_thread(caplog: pytest.LogCaptureFixture) -> None:
     got: list[Finished] = []
 
     def receive(finished: Finished) -> None:
@@ -704,7 +732,31 @@ def test_a_receiver_that_fails_ends_no_thread(capsys: pytest.CaptureFixture[str]
 
     wait_until(lambda: len(got) == 6, "all runs are reported")
     assert executor.stop(PATIENCE) == []
-    assert "broken receiver" in capsys.readouterr().err
+    lost = [r.getMessage() for r in caplog.records if r.levelno == logging.CRITICAL]
+    assert sorted(lost) == sorted(f"the outcome of job {f.job.id} is lost" for f in got)
+
+
+class _BrokenHandler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        raise SystemExit(f"broken handler: {record.getMessage()}")
+
+
+def test_a_log_handler_that_fails_costs_no_run(capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logging.getLogger("cyclone_sqla.worker")
+    handler = _BrokenHandler()
+    logger.addHandler(handler)
+    try:
+        with opened() as stage:
+            fails = [flavoured(flavour, raising(ValueError("bad"))) for flavour in FLAVOURS]
+            kinds = [stage.register(fn) for fn in fails]
+            jobs = [stage.claimed(kind) for kind in [*kinds, "nobody_knows_it", *kinds]]
+            assert stage.executor.start_runs(jobs) == []
+            ends = [type(stage.wait(job).outcome) for job in jobs]
+    finally:
+        logger.removeHandler(handler)
+
+    assert ends == [Retried] * 3 + [Snoozed] + [Retried] * 3
+    assert "broken handler: " in capsys.readouterr().err
 
 
 def test_a_run_tells_how_long_it_took(stage: Stage) -> None:
