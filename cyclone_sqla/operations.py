@@ -86,9 +86,10 @@ def _guarded(
     has_keys = any(spec.unique or spec.idempotency_key for spec in specs)
     with dialect.enqueueing(connection):
         while True:
-            guard = dialect.conflict_guard(connection, many=len(specs) > 1)
+            many = len(specs) > 1
+            guard = dialect.conflict_guard(connection, many=many) if has_keys else nullcontext()
             try:
-                with guard if has_keys else nullcontext():
+                with guard:
                     return attempt()
             except _KeyFreed:
                 continue

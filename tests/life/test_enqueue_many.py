@@ -1,6 +1,7 @@
 """Many jobs in one step: the answer to each input at its place, and all or nothing."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -30,6 +31,14 @@ def test_the_answer_to_each_input_is_at_its_place(shop: Shop) -> None:
         assert json.loads(stored.arguments) == json.loads(spec.arguments)
         assert (ref.queue, ref.kind) == (stored.queue, stored.kind) == (spec.queue, spec.kind)
         assert stored.unique_key == spec.unique
+
+
+@pytest.mark.parametrize("options", [{}, {"unique": "u"}, {"idempotency_key": "i"}])
+def test_the_caller_gets_no_savepoint_of_ours(shop: Shop, options: dict[str, Any]) -> None:
+    with shop.session() as session, session.begin():
+        jobs = [shop.mail.job("a"), shop.mail.using(**options).job("b")]
+        shop.cyclone.enqueue_many(session, jobs)
+        assert not session.connection().in_nested_transaction()
 
 
 def test_one_duplicate_means_that_nothing_is_inserted(shop: Shop) -> None:
