@@ -203,7 +203,7 @@ _unreadable.__signature__ = "unreadable"  # type: ignore[attr-defined]
         (_odd, "is no annotation"),
         (_unreadable, "has no signature"),
     ],
-    ids=lambda value: str(value)[:40],
+    ids=lambda given: given if isinstance(given, str) else "",
 )
 def test_what_cannot_be_an_action_is_refused_where_it_is_decorated(fn: Any, reason: str) -> None:
     with pytest.raises(RegistrationError, match=reason):
