@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -14,6 +13,9 @@ DEFAULT_CONCURRENCY = 10
 MIN_LEASE = 1.0
 
 _DAY = 86_400.0
+
+MAX_SECONDS = 36_525 * _DAY
+"""A hundred years: no thread can be told to wait for three hundred."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +110,11 @@ def _check_seconds(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigurationError(f"{name}: a number of seconds, not {value!r}")
     is_zero_fit = name == "grace" or name.startswith("keep_")
-    if not math.isfinite(value) or value < 0 or (value == 0 and not is_zero_fit):
-        raise ConfigurationError(f"{name}: a finite number of seconds above zero, not {value!r}")
+    if not 0 <= value <= MAX_SECONDS or (value == 0 and not is_zero_fit):
+        least = "0 or more" if is_zero_fit else "above 0"
+        raise ConfigurationError(
+            f"{name}: a number of seconds, {least} and at most a hundred years, not {value!r}"
+        )
 
 
 def _check_count(name: str, value: object) -> None:

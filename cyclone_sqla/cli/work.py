@@ -95,7 +95,11 @@ def _seconds(name: str, default: float, text: str) -> Callable[[Any], Any]:
 
 @click.command("work", cls=_WithArguments, epilog=EPILOG)
 @target_options
-@click.option("--queues", metavar="LIST", help="Serve these: ledger:5,mail:20 (name:slots).")
+@click.option(
+    "--queues",
+    metavar="LIST",
+    help="Queues and their slots, like ledger:5,mail:20.  [default: all of the application]",
+)
 @click.option(
     "--concurrency",
     type=int,
@@ -105,7 +109,9 @@ def _seconds(name: str, default: float, text: str) -> Callable[[Any], Any]:
     help="Slots of a queue for which --queues names none.",
 )
 @_seconds("--poll", DEFAULT_SETTINGS.poll, "Look for jobs this often if no hint comes.")
-@_seconds("--lease", DEFAULT_SETTINGS.lease, "Others may take a run's job if it isn't renewed.")
+@_seconds(
+    "--lease", DEFAULT_SETTINGS.lease, "How long a run may go unrenewed before others take its job."
+)
 @_seconds("--rescue-interval", DEFAULT_SETTINGS.rescue_interval, "Look for lost runs this often.")
 @_seconds(
     "--grace",

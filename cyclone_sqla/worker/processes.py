@@ -94,7 +94,7 @@ class Processes:
     def _stop(self, signals: SignalPipe) -> int | None:
         os.close(self._word)
         give_up = monotonic() + self._patience
-        while any(child.is_alive() for child in self._children):
+        while any(child.pid is not None for child in self._children):
             if (left := give_up - monotonic()) <= 0:
                 log.error("killing the worker processes that would not end: %s", self._pids())
                 self._kill()
@@ -107,7 +107,7 @@ class Processes:
             child.kill()
 
     def _pids(self) -> str:
-        return ", ".join(str(child.pid) for child in self._children if child.is_alive())
+        return ", ".join(str(child.pid) for child in self._children if child.pid is not None)
 
 
 class _Child:
@@ -117,9 +117,8 @@ class _Child:
         self, number: int, command: Sequence[str], pipe: int, backoff: BackoffPolicy
     ) -> None:
         self.number = number
-        self.exit_code: int | None = None
         self.start_at: float | None = None
-        """When to start the next process, on the monotonic clock, if none is running."""
+        """When to start the next process, on the monotonic clock, once one has ended."""
         self._command = command
         self._pipe = pipe
         self._backoff = backoff
@@ -138,33 +137,34 @@ class _Child:
         except OSError as exc:  # no memory or process to spare just now
             self._plan_restart(f"could not be started ({exc})")
 
-    def is_alive(self) -> bool:
-        """Whether the place is filled; keeps the exit code of a process that has ended."""
-        if self._process is not None and self._process.poll() is not None:
-            code = self._process.returncode
-            self.exit_code = code if code >= 0 else 128 - code  # as a shell says it
-            self._process = None
-        return self._process is not None
+    @property
+    def pid(self) -> int | None:
+        """The process in this place, while it runs."""
+        if self._process is None or self._process.poll() is not None:
+            return None
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """How the latest process ended, as a shell says it; None while it runs."""
+        code = self._process.poll() if self._process is not None else None
+        return code if code is None or code >= 0 else 128 - code
 
     def look(self, fatal: Collection[int]) -> None:
         """Notice the end of the process, and plan the next one."""
-        if self._process is None or self.is_alive():
+        code = self.exit_code
+        if code is None or self.start_at is not None:
             return
-        if self.exit_code in fatal:
-            log.error("worker process %d %s", self.number, _in_words(self.exit_code))
+        if code in fatal:
+            log.error("worker process %d %s", self.number, _in_words(code))
         else:
-            self._plan_restart(_in_words(self.exit_code))
+            self._plan_restart(_in_words(code))
 
     def kill(self) -> None:
         """End the process, if there is one, and wait for it."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-
-    @property
-    def pid(self) -> int | None:
-        """The process in this place."""
-        return self._process.pid if self._process is not None else None
 
     def _plan_restart(self, why: str) -> None:
         was_steady = monotonic() - self._started_at >= STEADY_AFTER
@@ -174,8 +174,8 @@ class _Child:
         log.warning("worker process %d %s; it starts again in %.1f s", self.number, why, delay)
 
 
-def _in_words(exit_code: int | None) -> str:
-    if exit_code is not None and exit_code > 128:
+def _in_words(exit_code: int) -> str:
+    if exit_code > 128:
         with suppress(ValueError):
             return f"was ended by {signal.Signals(exit_code - 128).name}"
     return f"ended with exit code {exit_code}"

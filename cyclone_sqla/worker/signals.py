@@ -15,6 +15,10 @@ PARENT_GONE = 0
 """Comes among the signals when the other end of ``parent`` was closed; none has this number."""
 
 
+LONGEST_WAIT = 3600.0
+"""Seconds; ``select`` refuses to wait for centuries."""
+
+
 class SignalPipe:
     """Catches signals, from now until the process ends; to be made in the main thread.
 
@@ -37,10 +41,10 @@ class SignalPipe:
     def wait(self, timeout: float | None = None) -> list[int]:
         """The numbers of the signals that have come since, waiting ``timeout`` seconds for one.
 
-        ``PARENT_GONE`` comes once. Empty after the timeout, or a nudge.
+        ``PARENT_GONE`` comes once. Empty after the timeout, a nudge, or an hour.
         """
         files = [file for file in (self._reading, self._parent) if file is not None]
-        ready, _, _ = select.select(files, [], [], timeout)
+        ready, _, _ = select.select(files, [], [], timeout and min(timeout, LONGEST_WAIT))
         came: list[int] = []
         if self._reading in ready:
             came += [number for number in os.read(self._reading, 1024) if number in self._signals]

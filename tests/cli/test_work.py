@@ -243,8 +243,14 @@ def test_the_tables_may_be_in_a_schema_that_the_application_does_not_name(
         (["--queues", ","], "queues: name at least one, like ledger:5,mail:20"),
         (["--queues", "a:1,a:2"], "queues: 'a' is given twice"),
         (["--lease", "0.5"], "lease: at least 1 s, so that it can be renewed in time"),
-        (["--grace", "-1"], "grace: a finite number of seconds above zero, not -1.0"),
-        (["--poll", "nan"], "poll: a finite number of seconds above zero, not nan"),
+        (
+            ["--grace", "-1"],
+            "grace: a number of seconds, 0 or more and at most a hundred years, not -1.0",
+        ),
+        (
+            ["--poll", "nan"],
+            "poll: a number of seconds, above 0 and at most a hundred years, not nan",
+        ),
         (["--concurrency", "0"], "concurrency: a whole number from 1 to 1,000,000, not 0"),
     ],
 )

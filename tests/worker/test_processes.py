@@ -132,6 +132,22 @@ def _crashes(process: Process) -> list[str]:
     return [line for line in process.lines() if line.startswith("crash")][:4]
 
 
+SHORT_LIVED = """
+from datetime import timedelta
+from cyclone_sqla.backoff import Constant
+from cyclone_sqla.worker.processes import Processes
+
+command = lambda number, pipe: ["sh", "-c", "exit 1"]
+Processes(command, 8, fatal=(), patience=5, backoff=Constant(timedelta(hours=1))).run()
+"""
+
+
+def test_processes_that_end_before_all_are_started_are_noticed(app: App) -> None:
+    with app.run(sys.executable, "-c", SHORT_LIVED) as process:
+        for number in range(1, 9):
+            process.wait_for(f"worker process {number} ended with exit code 1; it starts again")
+
+
 def test_what_no_restart_can_mend_ends_them_all(app: App) -> None:
     with app.work(*TWO, "--app", "jobs:nothing") as process:
         assert process.exit_code() == 2
