@@ -369,7 +369,7 @@ def test_a_value_of_another_type_is_refused_with_its_path(
         (Model, Model.model_construct(x=cast("Any", True)), "x.x", "bool would arrive as int"),
         (Literal[1], True, "x", "bool would arrive as int"),
         (SecretStr, SecretStr("s"), "x", "changed"),
-        (object, object(), "x", "serialize unknown type"),
+        (object, NotImplemented, "x", "serialize unknown type"),
     ],
     ids=lambda value: repr(value)[:40],
 )
@@ -667,7 +667,7 @@ def test_a_result_is_kept_by_its_annotation_or_as_well_as_json_can(
         (int, "1", "result", "valid integer"),
         (list[Row], [Row("a", ratio=math.nan)], "result[0].ratio", "NaN"),
         (Row, TaxedRow("a"), "result", "TaxedRow would arrive as Row"),
-        (Any, object(), "result", "serialize unknown type"),
+        (Any, NotImplemented, "result", "serialize unknown type"),
         (Any, [math.nan], "result[0]", "NaN"),
         (Any, {"a": "\x00"}, "result.a", "NUL"),
         (Any, "\ud800", "result", "surrogate"),

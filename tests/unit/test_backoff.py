@@ -227,7 +227,11 @@ async def _asynchronous(_: int) -> float:
     return 1.0
 
 
-@pytest.mark.parametrize("bad", [Exponential, _asynchronous, "exponential", object()], ids=repr)
+@pytest.mark.parametrize(
+    "bad",
+    [Exponential, _asynchronous, "exponential", object()],
+    ids=["class", "coroutine function", "text", "object"],
+)
 def test_what_can_be_no_policy_is_refused_at_once(bad: Any) -> None:
     with pytest.raises(ConfigurationError, match="backoff must be a policy"):
         as_policy(bad)
