@@ -79,8 +79,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
         each.clear_away()
 
 
-def _ok_lines(demo: Demo) -> list[str]:
-    return [line for line in demo.lines() if line.startswith("ok ")]
+def _assert_all_is_well(demo: Demo) -> None:
+    """Every check holds, nothing has warned, and no file is left."""
+    assert demo.exit_code() == 0, demo.lines()
+    assert len([line for line in demo.lines() if line.startswith("ok ")]) == 7
+    assert [line for line in demo.lines() if "Warning" in line] == []
+    assert demo.left_files() == []
 
 
 # ---- what it shows -------------------------------------------------------------------------------
@@ -90,10 +94,8 @@ def _ok_lines(demo: Demo) -> list[str]:
 @pytest.mark.sqlite
 def test_a_thousand_jobs_on_sqlite_need_no_set_up(start: Start) -> None:
     demo = start()
-    assert demo.exit_code() == 0, demo.lines()
+    _assert_all_is_well(demo)
     assert "  1,000 of 1,000 jobs have run" in demo.lines()
-    assert len(_ok_lines(demo)) == 7
-    assert demo.left_files() == []
 
 
 def test_on_postgresql_it_touches_only_what_it_makes(
@@ -101,10 +103,8 @@ def test_on_postgresql_it_touches_only_what_it_makes(
 ) -> None:
     before = _catalog(postgresql_database)
     demo = start("--jobs", "100", "--database-url", postgresql_database.url_for("asyncpg"))
-    assert demo.exit_code() == 0, demo.lines()
-    assert len(_ok_lines(demo)) == 7
+    _assert_all_is_well(demo)
     assert _catalog(postgresql_database) == before
-    assert demo.left_files() == []
 
 
 def _catalog(database: Database) -> list[tuple[str, str | None]]:
@@ -135,6 +135,7 @@ def test_a_database_that_is_not_supported_is_one_line(start: Start) -> None:
     assert demo.left_files() == []
 
 
+@pytest.mark.slow
 @pytest.mark.sqlite
 def test_a_named_file_is_removed_unless_it_is_to_be_kept(start: Start, tmp_path: Path) -> None:
     options = ("--jobs", "5", "--database-url", "sqlite:///new.db")
@@ -148,6 +149,7 @@ def test_a_named_file_is_removed_unless_it_is_to_be_kept(start: Start, tmp_path:
     assert logs in "".join(kept.lines())
 
 
+@pytest.mark.slow
 @pytest.mark.sqlite
 def test_a_terminal_shows_bars_and_a_file_plain_lines(start: Start, tmp_path: Path) -> None:
     plain = start("--jobs", "20")
