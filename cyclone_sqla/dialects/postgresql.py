@@ -246,7 +246,7 @@ class PostgresDialect(Dialect):
             .scalar_subquery()
         )
         target = self.tables.job
-        lease = self.tables.lease_sequence.next_value()
+        lease = func.nextval(_regclass(self.tables.lease_sequence), type_=BigInteger())
         return (
             sa.update(target)
             .where(target.c.id == sa.any_(func.array(picked, type_=ARRAY(BigInteger))))
@@ -346,9 +346,15 @@ def _plain(columns: Columns) -> dict[str, sa.types.TypeEngine[Any]]:
     return {name: plain.get(type(type_), type_) for name, type_ in columns.items()}
 
 
-def _quoted(table: sa.Table) -> str:
-    """The table's name as a value: the driver's own quoting would double a percent sign."""
-    parts = (table.schema, table.name)
+def _regclass(sequence: sa.Sequence) -> sa.ColumnElement[Any]:
+    """A sequence for ``nextval``: SQLAlchemy 2.0 forgets that its name stands in a literal."""
+    name = _quoted(sequence).replace("'", "''")
+    return sa.literal_column(f"'{name}'::regclass")
+
+
+def _quoted(named: sa.Table | sa.Sequence) -> str:
+    """Its name as a value: the driver's own quoting would double a percent sign."""
+    parts = (named.schema, named.name)
     return ".".join('"{}"'.format(part.replace('"', '""')) for part in parts if part is not None)
 
 

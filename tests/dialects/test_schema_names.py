@@ -16,7 +16,7 @@ from tests.shop import settled
 from tests.waiting import wait_until
 
 NAMES = [
-    "My-App", "user", "1x", 'a"b', "o'brien", "a$$b", "a.b", "50%", "%(x)s", "a:b", "ünï", "[a]",
+    "My-App", "user", "1x", 'a"b', "o'brien", "a$$b", "a.b", "50%", "%s", "a:b", "ünï", "[a]",
     "SELECT", "public ", "a\\b", "{a}",
 ]  # fmt: skip
 
