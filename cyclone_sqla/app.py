@@ -21,9 +21,10 @@ from cyclone_sqla.clock import Clock, DatabaseClock
 from cyclone_sqla.context import Context
 from cyclone_sqla.dialects import Dialect, HintMode, dialect_of
 from cyclone_sqla.errors import ConfigurationError, JobNotFoundError, SchemaError
-from cyclone_sqla.job_spec import JobRef, JobSpec, OnDuplicate
+from cyclone_sqla.hints import CALL_TO_ADMIT
+from cyclone_sqla.job_spec import JobRef, JobSpec, OnDuplicate, OnFailure
 from cyclone_sqla.models import Job, job_class
-from cyclone_sqla.options import Options, build_spec
+from cyclone_sqla.options import Options, build_spec, check_options
 from cyclone_sqla.payload import check_json, check_size
 from cyclone_sqla.urls import masked, parsed
 
@@ -64,6 +65,7 @@ class Cyclone:
         max_payload: int = MAX_PAYLOAD,
         hints: HintMode = True,
         hint_url: str | sa.URL | None = None,
+        on_failure: OnFailure | Callable[[JobSpec], OnFailure] = "dead-letter",
         clock: Clock | None = None,
     ) -> None:
         self.database = database
@@ -72,6 +74,7 @@ class Cyclone:
         self.max_payload = max_payload
         self.hints: HintMode = hints
         self.hint_url = parsed(hint_url) if isinstance(hint_url, str) else hint_url
+        self.on_failure = on_failure
         self.clock = clock or DatabaseClock()
         self.registry = Registry()
         self.job_class = job_class(schema)
@@ -204,7 +207,7 @@ class Cyclone:
         nothing is inserted and DuplicateError lists every offending input. With "return" a
         duplicate's JobRef has ``created=False`` and names the holder.
         """
-        specs = [self._sized(spec) for spec in jobs]
+        specs = [self._settled_spec(spec) for spec in jobs]
         if on_duplicate is not None:
             specs = [dataclasses.replace(spec, on_duplicate=on_duplicate) for spec in specs]
 
@@ -213,7 +216,7 @@ class Cyclone:
                 return []
             dialect = self._dialect_for(connection)
             refs = operations.enqueue_many(connection, dialect, specs, self.instance)
-            self._hint(connection, session, refs)
+            self._hint(connection, session, specs, refs)
             return refs
 
         return run(target, work, self.job_class)
@@ -228,30 +231,42 @@ class Cyclone:
         self, target: SyncTarget | AsyncTarget, spec: JobSpec, /
     ) -> JobRef | Coroutine[Any, Any, JobRef]:
         """Enqueue a job that :meth:`Action.job` made."""
-        self._sized(spec)
+        spec = self._settled_spec(spec)
 
         def work(connection: Connection, session: Session | None) -> JobRef:
             dialect = self._dialect_for(connection)
             ref = operations.enqueue(connection, dialect, spec, self.instance)
-            self._hint(connection, session, [ref])
+            self._hint(connection, session, [spec], [ref])
             return ref
 
         return run(target, work, self.job_class)
 
-    def _sized(self, spec: JobSpec) -> JobSpec:
+    def _settled_spec(self, spec: JobSpec) -> JobSpec:
+        """The job as it will be stored: of bearable size, its sequence's failure mode settled."""
         # Not everybody uses a type checker.
         if not isinstance(spec, JobSpec):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
                 f"enqueue_many takes jobs made by action.job(…), not {type(spec).__name__}"
             )
         check_size(spec.kind, spec.arguments, self.max_payload)
-        return spec
+        if spec.sequence is None or spec.on_failure is not None:
+            return spec
+        mode = self.on_failure(spec) if callable(self.on_failure) else self.on_failure
+        return dataclasses.replace(spec, **check_options({"on_failure": mode}))
 
     def _hint(
-        self, connection: Connection, session: Session | None, refs: Sequence[JobRef]
+        self,
+        connection: Connection,
+        session: Session | None,
+        specs: Sequence[JobSpec],
+        refs: Sequence[JobRef],
     ) -> None:
         """Tell workers after the commit, of jobs that are new."""
-        queues = {ref.queue for ref in refs if ref.created}
+        queues = {
+            spec.queue if spec.sequence is None else CALL_TO_ADMIT
+            for spec, ref in zip(specs, refs, strict=True)
+            if ref.created
+        }
         if queues:
             dialect = self.dialect(connection.dialect.name)
             dialect.tell_workers(connection, session, queues, mode=self.hints, url=self.hint_url)

@@ -16,6 +16,9 @@ from typing import Any, NamedTuple, Protocol
 from sqlalchemy import Connection, RootTransaction, Transaction, TwoPhaseTransaction, event
 from sqlalchemy.orm import Session, SessionTransaction
 
+CALL_TO_ADMIT = "\x01admit"
+"""In the place of a queue's name: jobs wait for their place in a sequence. No queue is called so."""
+
 
 class Hint(NamedTuple):
     """There may be work in this queue; ``channel`` stands for the schema that it lies in."""

@@ -16,9 +16,17 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from cyclone_sqla import statements
+from cyclone_sqla.admission import Released, hand_on
 from cyclone_sqla.context import ClaimedJob
 from cyclone_sqla.dialects import Dialect
-from cyclone_sqla.errors import Duplicate, DuplicateError
+from cyclone_sqla.errors import (
+    CycloneError,
+    Duplicate,
+    DuplicateError,
+    DuplicatePositionError,
+    InvalidJobError,
+    SequenceGapError,
+)
 from cyclone_sqla.failures import Failure
 from cyclone_sqla.job_spec import JobRef, JobSpec
 from cyclone_sqla.lifecycle import State, WaitsFor
@@ -44,9 +52,7 @@ def enqueue(connection: Connection, dialect: Dialect, spec: JobSpec, origin: str
     """
     dialect.refuse_unfit(connection)
     with dialect.enqueueing(connection):
-        if spec.idempotency_key is None:
-            return _insert_or_find(connection, dialect, spec, origin)
-        return _enqueue_once(connection, dialect, spec, origin)
+        return _enqueue(connection, dialect, spec, origin)
 
 
 def enqueue_many(
@@ -60,18 +66,28 @@ def enqueue_many(
     dialect.refuse_unfit(connection)
     numbered = list(enumerate(specs))
     with dialect.enqueueing(connection):
-        plain = [(i, spec) for i, spec in numbered if spec.idempotency_key is None]
-        once = [(i, spec) for i, spec in numbered if spec.idempotency_key is not None]
+        for key in sorted({spec.sequence or "" for spec in specs if spec.sequence_lock}):
+            dialect.lock_sequence(connection, key)
+        plain = [(i, spec) for i, spec in numbered if not _goes_alone(spec)]
+        alone = [(i, spec) for i, spec in numbered if _goes_alone(spec)]
         refs = _insert_all(connection, dialect, plain, origin)
-        refs |= _enqueue_all_once(connection, dialect, once, origin, refs.values())
+        refs |= _enqueue_each(connection, dialect, alone, origin, refs.values())
     return [refs[i] for i, _ in numbered]
+
+
+def _enqueue(connection: Connection, dialect: Dialect, spec: JobSpec, origin: str | None) -> JobRef:
+    if spec.idempotency_key is None:
+        return _insert_or_find(connection, dialect, spec, origin)
+    return _enqueue_once(connection, dialect, spec, origin)
 
 
 def _insert_or_find(
     connection: Connection, dialect: Dialect, spec: JobSpec, origin: str | None
 ) -> JobRef:
+    if spec.sequence is not None:
+        _prepare_line(connection, dialect, spec)
     values = {**_values(spec, origin), "now": dialect.now()}
-    if spec.unique is None:
+    if spec.unique is None and spec.position is None:
         row = connection.execute(dialect.sql.insert_one, values).one()
         return _created(spec, row)
     while True:
@@ -79,12 +95,42 @@ def _insert_or_find(
             inserted = connection.execute(dialect.sql.insert_one_unless_held, values).first()
         if inserted is not None:
             return _created(spec, inserted)
-        holder = _holders(connection, dialect, [spec]).get((spec.kind, spec.unique))
-        if holder is None:
-            continue  # it ended between the two statements, so the key is free
-        if spec.on_duplicate == "return":
+        holder = _holders(connection, dialect, [spec]).get(_key_of(spec))
+        if holder is not None and spec.on_duplicate == "return":
             return holder
-        raise DuplicateError([Duplicate(0, spec.kind, spec.unique, holder)])
+        if holder is not None:
+            raise DuplicateError([Duplicate(0, *_key_of(spec), holder)])
+        if spec.position is not None:
+            _check_position(connection, dialect, spec)
+        # What was in the way ended between the two statements: the place is free now.
+
+
+def _prepare_line(connection: Connection, dialect: Dialect, spec: JobSpec) -> None:
+    """What an enqueue into a sequence does before the insert, only if it was asked for."""
+    if spec.sequence_lock:
+        dialect.lock_sequence(connection, spec.sequence or "")
+    if spec.position is not None and _check_position(connection, dialect, spec) is None:
+        dialect.number_sequence(connection, spec.sequence or "")
+
+
+def _check_position(connection: Connection, dialect: Dialect, spec: JobSpec) -> int | None:
+    """Refuse a position that is taken, or beside jobs without one; up to where all are released.
+
+    The gap is judged by what is visible now: of two transactions that overlap, the one with the
+    larger position sees a gap.
+    """
+    key, position = spec.sequence or "", spec.position or 0
+    facts = connection.execute(dialect.lines.position_facts, {"key": key, "at": position}).one()
+    if facts.holder is not None or position <= (facts.through or 0):
+        raise DuplicatePositionError(key, position, facts.holder)
+    if facts.has_unpositioned:
+        raise InvalidJobError(
+            f"position: sequence {key!r} has jobs without positions; give all its jobs one or none"
+        )
+    if spec.reject_gap and not facts.has_predecessor and position != (facts.through or 0) + 1:
+        raise SequenceGapError(key, position)
+    through: int | None = facts.through
+    return through
 
 
 def _enqueue_once(
@@ -102,33 +148,50 @@ def _enqueue_once(
         return JobRef(row.job_id, spec.kind, row.queue, created=False, state=state)
     try:
         ref = _insert_or_find(connection, dialect, spec, origin)
-    except DuplicateError:
-        connection.execute(dialect.sql.drop_idempotency_key, key)
+    except CycloneError:
+        _drop_idempotency_key(connection, dialect, spec)
         raise
     named = {"of_kind": spec.kind, "of_key": spec.idempotency_key, "job_id": ref.id}
     connection.execute(dialect.sql.name_idempotent_job, named)
     return ref
 
 
-def _enqueue_all_once(
+def _goes_alone(spec: JobSpec) -> bool:
+    """Whether a job of a bulk enqueue needs look-ups of its own."""
+    return spec.idempotency_key is not None or spec.position is not None
+
+
+def _enqueue_each(
     connection: Connection,
     dialect: Dialect,
     numbered: Sequence[tuple[int, JobSpec]],
     origin: str | None,
     inserted: Iterable[JobRef],
 ) -> dict[int, JobRef]:
-    """Keys are taken in one order, so that two bulk enqueues never deadlock on them."""
+    """Keys and positions are taken in one order: two bulk enqueues never deadlock on them."""
     refs: dict[int, JobRef] = {}
-    for i, spec in sorted(numbered, key=lambda entry: (entry[1].kind, entry[1].idempotency_key)):
+    for i, spec in sorted(numbered, key=_taking_order):
         try:
-            refs[i] = _enqueue_once(connection, dialect, spec, origin)
-        except DuplicateError as exc:
+            refs[i] = _enqueue(connection, dialect, spec, origin)
+        except CycloneError as exc:
             _undo(connection, dialect, [*inserted, *refs.values()])
             for done in (spec for j, spec in numbered if j in refs and refs[j].created):
-                key = {"kind": done.kind, "key": done.idempotency_key}
-                connection.execute(dialect.sql.drop_idempotency_key, key)
-            raise DuplicateError([Duplicate(i, exc.kind, exc.key, exc.job)]) from None
+                _drop_idempotency_key(connection, dialect, done)
+            if isinstance(exc, DuplicateError):
+                raise DuplicateError([Duplicate(i, exc.kind, exc.key, exc.job)]) from None
+            raise
     return refs
+
+
+def _taking_order(entry: tuple[int, JobSpec]) -> tuple[str, str, str, int]:
+    spec = entry[1]
+    return spec.kind, spec.idempotency_key or "", spec.sequence or "", spec.position or 0
+
+
+def _drop_idempotency_key(connection: Connection, dialect: Dialect, spec: JobSpec) -> None:
+    if spec.idempotency_key is not None:
+        key = {"kind": spec.kind, "key": spec.idempotency_key}
+        connection.execute(dialect.sql.drop_idempotency_key, key)
 
 
 def _insert_all(
@@ -249,6 +312,9 @@ def _values(spec: JobSpec, origin: str | None) -> dict[str, Any]:
         "arguments": spec.arguments,
         "headers": json.dumps(spec.headers) if spec.headers else None,
         "unique_key": spec.unique,
+        "sequence_key": spec.sequence,
+        "position": spec.position,
+        "on_failure": spec.on_failure,
         "process_at": spec.process_at,
         "delay": spec.process_in,
         "deadline": spec.deadline,
@@ -266,13 +332,23 @@ def _values(spec: JobSpec, origin: str | None) -> dict[str, Any]:
 def stage(connection: Connection, dialect: Dialect, limit: int) -> list[str]:
     """Make due jobs available; the queues that got work, once for each job."""
     params = {"limit": limit, "now": dialect.now()}
-    return list(connection.scalars(dialect.sql.stage, params))
+    staged = connection.execute(dialect.sql.stage, params).all()
+    return [row.queue for row in staged if row.state == State.AVAILABLE]
 
 
-def next_due(connection: Connection, dialect: Dialect) -> timedelta | None:
-    """How long until something is due: zero or less for now, None if nothing waits for a time."""
-    until: timedelta | None = connection.scalar(dialect.sql.next_due, {"now": dialect.now()})
-    return until
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What lies ahead: when the next job is due, and whether anything waits to be admitted."""
+
+    due_in: timedelta | None
+    has_incoming: bool
+    has_debts: bool
+
+
+def look_ahead(connection: Connection, dialect: Dialect) -> Outlook:
+    """One look at what waits for a time or for its place in a line."""
+    row = connection.execute(dialect.sql.outlook, {"now": dialect.now()}).one()
+    return Outlook(row.due_in, bool(row.has_incoming), bool(row.has_debts))
 
 
 def claim(
@@ -306,6 +382,7 @@ def _claimed(row: sa.Row[Any]) -> ClaimedJob:
         time_left=row.time_left,
         timeout=row.timeout,
         unique_key=row.unique_key,
+        sequence_key=row.sequence_key,
         tenant=row.tenant,
         trace_id=row.trace_id,
         headers=row.headers or {},
@@ -362,6 +439,7 @@ class Settlement:
     attempt: int
     worker: str
     outcome: Outcome
+    sequence_key: str | None = None
 
 
 @dataclass(slots=True)
@@ -379,6 +457,11 @@ def is_plain(settlement: Settlement) -> bool:
     return isinstance(outcome, Completed) and outcome.failure is None
 
 
+def is_one_statement(batch: Sequence[Settlement]) -> bool:
+    """Whether a batch is written by one statement, so that it needs no transaction around it."""
+    return all(s.sequence_key is None and is_plain(s) for s in batch)
+
+
 def complete(
     connection: Connection, dialect: Dialect, settlements: Sequence[Settlement]
 ) -> Settled:
@@ -386,6 +469,7 @@ def complete(
     rows = [(s.job_id, s.lease, _result(s.outcome)) for s in settlements]
     bound = dialect.syntax.bind("done", statements.COMPLETED, rows)
     written = connection.execute(dialect.sql.complete, {**bound, "now": dialect.now()}).all()
+    hand_on(connection, dialect, _released(written))
     return _judge(connection, dialect, settlements, written)
 
 
@@ -403,9 +487,18 @@ def release(
     rows = [(s.job_id, s.lease, *_release_values(s.outcome)) for s in settlements]
     bound = dialect.syntax.bind("ended", statements.RELEASED, rows)
     written = connection.execute(statement, {**bound, "now": dialect.now()}).all()
+    hand_on(connection, dialect, _released(written))
     settled = _judge(connection, dialect, settlements, written)
     _write_history(connection, dialect, settlements, settled.states, history_limit)
     return settled
+
+
+def _released(written: Sequence[sa.Row[Any]]) -> list[Released]:
+    return [
+        Released(row.id, row.sequence_key, row.position)
+        for row in written
+        if row.sequence_key is not None and row.sequence_open is None
+    ]
 
 
 def _judge(

@@ -20,7 +20,9 @@ from cyclone_sqla.lifecycle import State, Transition, WaitsFor
 from cyclone_sqla.models import (
     HOLDS_UNIQUE_KEY,
     IS_DEAD_LETTER,
+    IS_DEBT,
     IS_DUE_BY_TIME,
+    IS_INCOMING,
     IS_OVER,
     IS_RUNNING,
     Duration,
@@ -69,6 +71,9 @@ NEW_JOB: Columns = {
     "arguments": Text(),
     "headers": Text(),
     "unique_key": Text(),
+    "sequence_key": Text(),
+    "position": BigInteger(),
+    "on_failure": Text(),
     "process_at": Timestamp(),
     "delay": Duration(),
     "deadline": Timestamp(),
@@ -190,16 +195,25 @@ class Statements:
         run_at = func.coalesce(
             given["process_at"], plus(now, given["delay"]), now, type_=Timestamp()
         )
-        is_delayed = run_at > now
+        is_delayed, is_sequenced = run_at > now, given["sequence_key"].is_not(None)
         values = {
             "kind": given["kind"],
             "queue": given["queue"],
             "priority": given["priority"],
-            "state": sa.case((is_delayed, word(State.PENDING)), else_=word(State.AVAILABLE)),
-            "waits_for": sa.case((is_delayed, word(WaitsFor.TIME))),
+            "state": sa.case(
+                (sa.or_(is_sequenced, is_delayed), word(State.PENDING)),
+                else_=word(State.AVAILABLE),
+            ),
+            "waits_for": sa.case(
+                (is_sequenced, word(WaitsFor.ADMISSION)), (is_delayed, word(WaitsFor.TIME))
+            ),
             "arguments": self.syntax.json(given["arguments"]),
             "headers": self.syntax.json(given["headers"]),
             "unique_key": given["unique_key"],
+            "sequence_key": given["sequence_key"],
+            "position": given["position"],
+            "sequence_open": sa.case((is_sequenced, sa.true())),
+            "on_failure": given["on_failure"],
             "run_at": run_at,
             "deadline": given["deadline"],
             "timeout": given["timeout"],
@@ -264,12 +278,25 @@ class Statements:
     # ---- look ------------------------------------------------------------------------------------
 
     @cached_property
-    def next_due(self) -> Any:
-        """How long until the next delayed or retrying job is due (zero or less: now); no row if
-        none.
+    def outlook(self) -> Any:
+        """What lies ahead, in one look: how long until the next delayed or retrying job is due
+        (zero or less: now), whether jobs are incoming, whether released heads owe a hand-over.
         """
-        until = minus_time(self.job.c.run_at, self.now())
-        return select(until).where(predicate(IS_DUE_BY_TIME)).order_by(self.job.c.run_at).limit(1)
+        job = self.job
+        due = (
+            select(minus_time(job.c.run_at, self.now()))
+            .where(predicate(IS_DUE_BY_TIME))
+            .order_by(job.c.run_at)
+            .limit(1)
+            .scalar_subquery()
+        )
+        incoming = sa.exists(select(job.c.id).where(predicate(IS_INCOMING)))
+        debts = sa.exists(select(job.c.id).where(predicate(IS_DEBT)))
+        return select(
+            sa.type_coerce(due, Duration()).label("due_in"),
+            incoming.label("has_incoming"),
+            debts.label("has_debts"),
+        )
 
     @cached_property
     def running_of(self) -> Any:
@@ -326,9 +353,22 @@ class Statements:
         return (
             sa.update(self.job)
             .where(self.job.c.id == picked.c.id)
-            .values({**self._becomes(life.STAGE), "updated_at": self.now()})
-            .returning(self.job.c.queue)
+            .values(self._staged())
+            .returning(self.job.c.queue, self.job.c.state)
         )
+
+    def _staged(self) -> dict[str, Any]:
+        """The head of a paused sequence goes on waiting, for its turn."""
+        job, sequence = self.job, self.tables.sequence
+        is_paused = sa.exists().where(
+            sequence.c.key == job.c.sequence_key, sequence.c.paused_at.is_not(None)
+        )
+        ready = self._becomes(life.STAGE)
+        return {
+            "state": sa.case((is_paused, job.c.state), else_=ready["state"]),
+            "waits_for": sa.case((is_paused, word(WaitsFor.TURN)), else_=ready["waits_for"]),
+            "updated_at": self.now(),
+        }
 
     # ---- claim: the pick is each dialect's own ---------------------------------------------------
 
@@ -351,7 +391,7 @@ class Statements:
         names = (
             "id", "kind", "queue", "priority", "arguments", "attempt", "max_attempts", "snoozes",
             "lease", "run_at", "created_at", "deadline", "timeout", "unique_key", "tenant",
-            "trace_id", "headers",
+            "trace_id", "headers", "sequence_key",
         )  # fmt: skip
         time_left = minus_time(job.deadline, self.now()).label("time_left")
         return (*(job[name] for name in names), time_left)
@@ -394,8 +434,9 @@ class Statements:
                 leased_until=None,
                 finished_at=self.now(),
                 updated_at=self.now(),
+                **self._leave_line(self._halts_if_cancelled()),
             )
-            .returning(job.c.id, job.c.state)
+            .returning(*self._settled)
         )
 
     @cached_property
@@ -412,7 +453,10 @@ class Statements:
         job, now = self.job, self.now()
         final = self._unless_cancelled(picked.c.state)
         is_over = final.in_([word(state) for state in life.TERMINAL])
-        is_dead = sa.and_(final == word(State.DISCARDED), job.c.on_failure.is_distinct_from("skip"))
+        halts = sa.and_(final != word(State.COMPLETED), job.c.on_failure == word("halt"))
+        is_dead = sa.and_(
+            final == word(State.DISCARDED), job.c.on_failure.is_distinct_from(word("skip"))
+        )
         return (
             sa.update(job)
             .where(job.c.id == picked.c.id)
@@ -429,9 +473,32 @@ class Statements:
                 leased_until=None,
                 finished_at=sa.case((is_over, now)),
                 updated_at=now,
+                **self._leave_line(sa.or_(~is_over, halts)),
             )
-            .returning(job.c.id, job.c.state, job.c.queue)
+            .returning(*self._settled)
         )
+
+    @property
+    def _settled(self) -> tuple[ColumnElement[Any], ...]:
+        """What a settled row tells, its line included.
+
+        Plain columns: in RETURNING, SQLite 3.40 takes ``sequence_open IS NULL`` for false, since a
+        partial index says that it is not.
+        """
+        job = self.job.c
+        return job.id, job.state, job.queue, job.position, job.sequence_key, job.sequence_open
+
+    def _leave_line(self, stays: ColumnElement[bool]) -> dict[str, Any]:
+        """A head is released from its line, unless it stays at its place."""
+        job = self.job
+        return {
+            "sequence_open": sa.case((stays, job.c.sequence_open)),
+            "admitted": sa.case((stays, job.c.admitted)),
+        }
+
+    def _halts_if_cancelled(self) -> ColumnElement[bool]:
+        job = self.job
+        return sa.and_(job.c.cancel_requested_at.is_not(None), job.c.on_failure == word("halt"))
 
     def _held(self, name: str, columns: Columns, *, only_expired: bool = False) -> sa.FromClause:
         """The given runs whose lease still stands, locked.
@@ -515,9 +582,21 @@ class Statements:
                 job.c.finished_at < minus(self.now(), bindparam("age", type_=Duration())),
                 job.c.finished_at >= bindparam("after", type_=Timestamp()),
                 job.c.id.not_in(select(kept.c.id)),
+                self._is_no_position_mark(job),
             )
             .order_by(job.c.finished_at, job.c.id)
         )
+
+    def _is_no_position_mark(self, job: Any) -> ColumnElement[bool]:
+        """A released position above a gap stays: it alone says that it is taken and over."""
+        sequence = self.tables.sequence
+        through = (
+            select(sequence.c.released_through)
+            .where(sequence.c.key == job.c.sequence_key)
+            .correlate(job)
+            .scalar_subquery()
+        )
+        return sa.or_(job.c.position.is_(None), job.c.position <= through)
 
     # ---- workers ---------------------------------------------------------------------------------
 

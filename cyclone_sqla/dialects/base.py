@@ -17,6 +17,7 @@ from cyclone_sqla.clock import Clock
 from cyclone_sqla.hint_senders import notify_channel
 from cyclone_sqla.hints import HintSender, queue_after_commit
 from cyclone_sqla.lifecycle import State
+from cyclone_sqla.line_statements import LineStatements
 from cyclone_sqla.models import Tables, tables_in
 from cyclone_sqla.settings import DEFAULT_SETTINGS, WorkerSettings
 from cyclone_sqla.statements import Statements, Syntax
@@ -47,6 +48,7 @@ class Dialect(ABC):
         self.clock = clock
         self.tables: Tables = tables_in(schema)
         self.sql = Statements(self.tables, self.syntax)
+        self.lines = LineStatements(self.tables, self.syntax)
         self._prunes: dict[tuple[State, bool, bool], Any] = {}
 
     # ---- in the caller's transaction -------------------------------------------------------------
@@ -74,6 +76,14 @@ class Dialect(ABC):
     @abstractmethod
     def draw_ids(self, connection: Connection, count: int) -> list[int]:
         """The next job ids, rising."""
+
+    @abstractmethod
+    def lock_sequence(self, connection: Connection, key: str) -> None:
+        """Keep other transactions that ask for this lock out until this one ends."""
+
+    @abstractmethod
+    def number_sequence(self, connection: Connection, key: str) -> None:
+        """Write down that the jobs of this key have positions."""
 
     @abstractmethod
     def take_idempotency_key(self, connection: Connection, values: Mapping[str, Any]) -> bool:

@@ -25,7 +25,6 @@ from cyclone_sqla.hint_senders import (
 )
 from cyclone_sqla.hints import HintSender
 from cyclone_sqla.models import (
-    HOLDS_UNIQUE_KEY,
     IS_AVAILABLE,
     Duration,
     JsonText,
@@ -82,9 +81,7 @@ class PostgresSyntax:
         return (
             pg_insert(job)
             .from_select(list(source.selected_columns.keys()), source)
-            .on_conflict_do_nothing(
-                index_elements=[job.c.kind, job.c.unique_key], index_where=sa.text(HOLDS_UNIQUE_KEY)
-            )
+            .on_conflict_do_nothing()
         )
 
 
@@ -122,6 +119,14 @@ class PostgresDialect(Dialect):
     def draw_ids(self, connection: Connection, count: int) -> list[int]:
         table = connection.dialect.identifier_preparer.format_table(self.tables.job)
         return sorted(connection.scalars(_DRAW_IDS, {"table": table, "count": count}))
+
+    def lock_sequence(self, connection: Connection, key: str) -> None:
+        """An advisory lock by the hash of schema and key: two keys may share one, which only waits."""
+        name = f"cyclone_sqla:{self.schema or ''}:{key}"
+        connection.execute(_LOCK_SEQUENCE, {"name": name})
+
+    def number_sequence(self, connection: Connection, key: str) -> None:
+        connection.execute(self._number_sequence, {"key": key})
 
     def take_idempotency_key(self, connection: Connection, values: Mapping[str, Any]) -> bool:
         return connection.execute(self._take_key, values).first() is not None
@@ -199,6 +204,12 @@ class PostgresDialect(Dialect):
             .on_conflict_do_nothing(index_elements=[key.c.kind, key.c.key])
             .returning(key.c.kind)
         )
+        sequence = self.tables.sequence
+        numbering = pg_insert(sequence).values(key=bindparam("key"), released_through=0)
+        self._number_sequence = numbering.on_conflict_do_update(
+            index_elements=[sequence.c.key],
+            set_={"released_through": func.coalesce(sequence.c.released_through, 0)},
+        )
 
     def _build_claim(self) -> Any:
         """All queues in one statement; for each, the first of every known kind, then the first of
@@ -249,6 +260,10 @@ class PostgresDialect(Dialect):
 
 
 _WANTED: Columns = {"queue": Text(), "slots": sa.Integer()}
+
+_LOCK_SEQUENCE = select(
+    func.pg_advisory_xact_lock(func.hashtextextended(bindparam("name", type_=Text()), 0))
+)
 
 _DRAW_IDS = select(
     func.nextval(func.pg_get_serial_sequence(bindparam("table", type_=Text()), "id"))

@@ -38,7 +38,6 @@ from cyclone_sqla.hint_senders import local_sender
 from cyclone_sqla.hints import HintSender
 from cyclone_sqla.models import (
     EPOCH,
-    HOLDS_UNIQUE_KEY,
     IS_AVAILABLE,
     LEASE_COUNTER,
     MICROSECOND,
@@ -113,7 +112,7 @@ class SqliteSyntax:
         return text
 
     def locked(self, picked: sa.Select[Any], job: sa.FromClause, name: str) -> sa.FromClause:
-        return picked.subquery(name)
+        return picked.cte(name)
 
     def insert_unless_held(self, job: sa.Table, source: sa.Select[Any]) -> Any:
         """``WHERE true`` is what lets ON CONFLICT follow a SELECT without being read as a join's
@@ -124,9 +123,7 @@ class SqliteSyntax:
             .from_select(
                 list(source.selected_columns.keys()), source.where(sa.literal_column("true"))
             )
-            .on_conflict_do_nothing(
-                index_elements=[job.c.kind, job.c.unique_key], index_where=sa.text(HOLDS_UNIQUE_KEY)
-            )
+            .on_conflict_do_nothing()
         )
 
 
@@ -158,6 +155,12 @@ class SqliteDialect(Dialect):
             )
             .on_conflict_do_nothing(index_elements=[key.c.kind, key.c.key])
             .returning(key.c.kind)
+        )
+        sequence = self.tables.sequence
+        numbering = sqlite_insert(sequence).values(key=bindparam("key"), released_through=0)
+        self._number_sequence = numbering.on_conflict_do_update(
+            index_elements=[sequence.c.key],
+            set_={"released_through": func.coalesce(sequence.c.released_through, 0)},
         )
         self._raise_leases = (
             sa.update(counter)
@@ -218,6 +221,12 @@ class SqliteDialect(Dialect):
         connection.execute(self._raise_leases, {"count": 0})
         last = connection.scalar(_LAST_ID) or 0
         return list(range(last + 1, last + 1 + count))
+
+    def lock_sequence(self, connection: Connection, key: str) -> None:
+        """Nothing to do: ids are given under the write lock, so their order is commit order."""
+
+    def number_sequence(self, connection: Connection, key: str) -> None:
+        connection.execute(self._number_sequence, {"key": key})
 
     def take_idempotency_key(self, connection: Connection, values: Mapping[str, Any]) -> bool:
         return connection.execute(self._take_key, values).first() is not None

@@ -19,6 +19,7 @@ from cyclone_sqla.dialects import Dialect, WorkerConnection
 from cyclone_sqla.lifecycle import State
 from cyclone_sqla.operations import LostRun, Retention
 from cyclone_sqla.settings import WorkerSettings
+from cyclone_sqla.worker.admitter import Admitter
 
 log = logging.getLogger("cyclone_sqla.worker")
 
@@ -51,6 +52,7 @@ class Maintenance:
         self._record = record
         self._on_staged = on_staged
         self._alarm = _Alarm()
+        self._admitter = Admitter(dialect, held, on_staged)
         self._rescuer = Rescuer(dialect, held, settings, backoff_of, on_staged)
         self._pruner = Pruner(dialect, held, settings)
         now = time.monotonic()
@@ -67,7 +69,7 @@ class Maintenance:
 
     def round(self) -> None:
         """Everything whose time has come, then sleep."""
-        pause = self.stage()
+        pause = self.look_ahead()
         now = time.monotonic()
         if now >= self._rescue_at:
             self._rescuer.round()
@@ -81,19 +83,28 @@ class Maintenance:
             pause = 0.0 if has_more else pause
         self._alarm.sleep(pause)
 
-    def stage(self) -> float:
-        """Make due jobs available; seconds until the next look."""
+    def look_ahead(self) -> float:
+        """Stage what is due, admit what comes in, pay what is owed; seconds until the next look."""
         with self._held.reading() as connection:
-            until = operations.next_due(connection, self._dialect)
-        longest = self._settings.poll * random.uniform(1.0, 1.5)
-        if until is None or until > timedelta(0):
-            return min(longest, until.total_seconds()) if until is not None else longest
+            outlook = operations.look_ahead(connection, self._dialect)
+        pauses = (
+            self._settings.poll * random.uniform(1.0, 1.5),
+            None if outlook.due_in is None else self._stage(outlook.due_in),
+            self._admitter.admit() if outlook.has_incoming else None,
+            self._admitter.pay() if outlook.has_debts else None,
+        )
+        return min(pause for pause in pauses if pause is not None)
+
+    def _stage(self, due_in: timedelta) -> float | None:
+        """Make due jobs available; seconds until the next look, None if it is not for sooner."""
+        if due_in > timedelta(0):
+            return due_in.total_seconds()
         with self._held.step() as connection:
             staged = operations.stage(connection, self._dialect, STAGE_BATCH)
         if staged:
             self._on_staged()
         # Due but not staged: somebody has the rows locked, so don't look again at once.
-        return 0.0 if staged else longest
+        return 0.0 if staged else None
 
     def recover(self) -> None:
         """Take back what a crashed predecessor held: for a worker that knows itself alone."""

@@ -55,7 +55,14 @@ class Settler:
         """The ends to write now, the oldest first."""
         oldest = list(self._waiting.values())[:BATCH]
         return [
-            Settlement(run.job.id, run.job.lease, run.job.attempt, self._worker, run.outcome)
+            Settlement(
+                run.job.id,
+                run.job.lease,
+                run.job.attempt,
+                self._worker,
+                run.outcome,
+                run.job.sequence_key,
+            )
             for run in oldest
         ]
 

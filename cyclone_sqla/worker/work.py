@@ -12,6 +12,7 @@ from queue import Empty, SimpleQueue
 from cyclone_sqla import operations
 from cyclone_sqla.context import ClaimedJob
 from cyclone_sqla.dialects import Dialect, WorkerConnection
+from cyclone_sqla.hints import CALL_TO_ADMIT
 from cyclone_sqla.operations import Settled, Settlement
 from cyclone_sqla.outcomes import GivenBack, Retried, Snoozed
 from cyclone_sqla.worker.executor import Executor
@@ -100,7 +101,10 @@ class Work:
             return [], 0
         settled: list[Settled] = []
         claimed: list[ClaimedJob] = []
-        with self._held.step() as connection:
+        held = self._held
+        with (
+            held.step() if operations.is_one_statement(batch) else held.transaction() as connection
+        ):
             if batch:
                 settled = self._settler.write(connection, batch)
             if slots:
@@ -125,8 +129,11 @@ class Work:
             time.sleep(YIELD)
 
     def _wait(self) -> None:
-        if self._wakeup.wait(self._linger.next_wait()) is not None:
+        called = self._wakeup.wait(self._linger.next_wait())
+        if called is not None:
             self._linger.reset()
+            if CALL_TO_ADMIT in called:
+                self._due_in(0)
 
     def _drain(self) -> list[Finished]:
         finished: list[Finished] = []

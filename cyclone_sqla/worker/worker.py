@@ -25,6 +25,7 @@ from cyclone_sqla.backoff import DEFAULT_BACKOFF, BackoffPolicy
 from cyclone_sqla.dialects import Dialect
 from cyclone_sqla.errors import ConfigurationError
 from cyclone_sqla.hint_senders import notify_channel
+from cyclone_sqla.hints import CALL_TO_ADMIT
 from cyclone_sqla.settings import WorkerSettings
 from cyclone_sqla.urls import parsed, worker_url
 from cyclone_sqla.worker.executor import Executor
@@ -206,7 +207,7 @@ class _Parts:
         if not self.kinds:
             raise ConfigurationError("no action is registered, so there is nothing to work on")
         self.engine, self.owns_engine = worker.make_engine(self.dialect)
-        self.wakeup = Wakeup(self.slots)
+        self.wakeup = Wakeup([*self.slots, CALL_TO_ADMIT])
         self.source = self._wake_source()
         self.place: InstanceLock | None = None
         self.holdings = Holdings(self.slots)
