@@ -19,6 +19,7 @@ from cyclone_sqla.backoff import BackoffPolicy, Duration
 from cyclone_sqla.binding import AsyncTarget, SyncTarget, run
 from cyclone_sqla.clock import Clock, DatabaseClock
 from cyclone_sqla.context import Context
+from cyclone_sqla.control import Control
 from cyclone_sqla.dialects import Dialect, HintMode, dialect_of
 from cyclone_sqla.errors import ConfigurationError, JobNotFoundError, SchemaError
 from cyclone_sqla.hints import CALL_TO_ADMIT
@@ -40,7 +41,7 @@ Database: TypeAlias = "str | sa.URL | Engine | Any"
 """
 
 
-class Cyclone:
+class Cyclone(Control):
     """The queue of one application.
 
     ``database`` is where its workers find the jobs: a URL, an Engine, an AsyncEngine, a
@@ -171,9 +172,17 @@ class Cyclone:
 
     def _spec_by_name(self, kind: str, arguments: Mapping[str, Any], options: Options) -> JobSpec:
         action = self.registry.find(kind)
+        defaults = {} if action is None else action.defaults
+        return build_spec(kind, self.encode_arguments(kind, arguments), defaults, options)
+
+    def encode_arguments(self, kind: str, arguments: Mapping[str, Any]) -> str:
+        """Arguments as JSON text: checked against the action if the kind is registered, else as plain
+        JSON. Raises PayloadError.
+        """
+        action = self.registry.find(kind)
         if action is not None:
-            return build_spec(kind, action.encode_raw(arguments), action.defaults, options)
-        return build_spec(kind, check_json(kind, arguments), {}, options)
+            return action.encode_raw(arguments)
+        return check_json(kind, arguments)
 
     @overload
     def enqueue_many(
@@ -214,7 +223,7 @@ class Cyclone:
         def work(connection: Connection, session: Session | None) -> list[JobRef]:
             if not specs:
                 return []
-            dialect = self._dialect_for(connection)
+            dialect = self.dialect_for(connection)
             refs = operations.enqueue_many(connection, dialect, specs, self.instance)
             self._hint(connection, session, specs, refs)
             return refs
@@ -234,7 +243,7 @@ class Cyclone:
         spec = self._settled_spec(spec)
 
         def work(connection: Connection, session: Session | None) -> JobRef:
-            dialect = self._dialect_for(connection)
+            dialect = self.dialect_for(connection)
             ref = operations.enqueue(connection, dialect, spec, self.instance)
             self._hint(connection, session, [spec], [ref])
             return ref
@@ -324,7 +333,7 @@ class Cyclone:
             self._dialects[name] = dialect_of(name, self.schema, self.clock)
         return self._dialects[name]
 
-    def _dialect_for(self, connection: Connection) -> Dialect:
+    def dialect_for(self, connection: Connection) -> Dialect:
         dialect = self.dialect(connection.dialect.name)
         if connection.dialect not in self._checked:
             self._require_tables(connection, dialect)

@@ -20,6 +20,10 @@ CALL_TO_ADMIT = "\x01admit"
 """In the place of a queue's name: jobs wait for their place in a sequence. No queue is called so."""
 
 
+CALL_TO_RENEW = "\x01renew"
+"""In the place of a queue's name: a run may have been asked to stop, which a renewal tells."""
+
+
 class Hint(NamedTuple):
     """There may be work in this queue; ``channel`` stands for the schema that it lies in."""
 

@@ -123,7 +123,7 @@ def _check_position(connection: Connection, dialect: Dialect, spec: JobSpec) -> 
     facts = connection.execute(dialect.lines.position_facts, {"key": key, "at": position}).one()
     if facts.holder is not None or position <= (facts.through or 0):
         raise DuplicatePositionError(key, position, facts.holder)
-    if facts.has_unpositioned:
+    if facts.has_unpositioned and facts.through is None:
         raise InvalidJobError(
             f"position: sequence {key!r} has jobs without positions; give all its jobs one or none"
         )

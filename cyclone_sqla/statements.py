@@ -112,6 +112,10 @@ class Syntax(Protocol):
         """
         ...
 
+    def upsert(self, table: sa.Table, key: dict[str, Any], values: dict[str, Any]) -> Any:
+        """Write a row under its primary key, new or not."""
+        ...
+
     def insert_unless_held(self, job: sa.Table, source: sa.Select[Any]) -> Any:
         """An INSERT of ``source`` that skips rows whose unique key is held."""
         ...

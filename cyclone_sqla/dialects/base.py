@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from cyclone_sqla.clock import Clock
 from cyclone_sqla.hint_senders import notify_channel
 from cyclone_sqla.hints import HintSender, queue_after_commit
+from cyclone_sqla.intervention_statements import InterventionStatements
 from cyclone_sqla.lifecycle import State
 from cyclone_sqla.line_statements import LineStatements
 from cyclone_sqla.models import Tables, tables_in
@@ -49,6 +50,7 @@ class Dialect(ABC):
         self.tables: Tables = tables_in(schema)
         self.sql = Statements(self.tables, self.syntax)
         self.lines = LineStatements(self.tables, self.syntax)
+        self.acts = InterventionStatements(self.tables, self.syntax)
         self._prunes: dict[tuple[State, bool, bool], Any] = {}
 
     # ---- in the caller's transaction -------------------------------------------------------------
@@ -72,6 +74,10 @@ class Dialect(ABC):
     @abstractmethod
     def conflict_guard(self, connection: Connection) -> AbstractContextManager[None]:
         """Keeps the caller's transaction usable where a unique key's conflict is an error."""
+
+    @abstractmethod
+    def savepoint(self, connection: Connection) -> AbstractContextManager[object]:
+        """Around a statement that may meet a unique key, where an error would end the transaction."""
 
     @abstractmethod
     def draw_ids(self, connection: Connection, count: int) -> list[int]:

@@ -77,6 +77,10 @@ class PostgresSyntax:
         locking = picked.with_for_update(of=job, skip_locked=True, key_share=True)
         return locking.cte(name).prefix_with("MATERIALIZED")
 
+    def upsert(self, table: sa.Table, key: dict[str, Any], values: dict[str, Any]) -> Any:
+        insert = pg_insert(table).values(**key, **values)
+        return insert.on_conflict_do_update(index_elements=list(key), set_=values)
+
     def insert_unless_held(self, job: sa.Table, source: sa.Select[Any]) -> Any:
         return (
             pg_insert(job)
@@ -114,6 +118,10 @@ class PostgresDialect(Dialect):
         """
         if _isolation_of(connection) in ("READ COMMITTED", "READ UNCOMMITTED"):
             return nullcontext()
+        return connection.begin_nested()
+
+    def savepoint(self, connection: Connection) -> AbstractContextManager[object]:
+        """Of the Core connection: one of the Session would flush the caller's objects."""
         return connection.begin_nested()
 
     def draw_ids(self, connection: Connection, count: int) -> list[int]:

@@ -114,6 +114,10 @@ class SqliteSyntax:
     def locked(self, picked: sa.Select[Any], job: sa.FromClause, name: str) -> sa.FromClause:
         return picked.cte(name)
 
+    def upsert(self, table: sa.Table, key: dict[str, Any], values: dict[str, Any]) -> Any:
+        insert = sqlite_insert(table).values(**key, **values)
+        return insert.on_conflict_do_update(index_elements=list(key), set_=values)
+
     def insert_unless_held(self, job: sa.Table, source: sa.Select[Any]) -> Any:
         """``WHERE true`` is what lets ON CONFLICT follow a SELECT without being read as a join's
         ON.
@@ -212,6 +216,10 @@ class SqliteDialect(Dialect):
             raise
 
     def conflict_guard(self, connection: Connection) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def savepoint(self, connection: Connection) -> AbstractContextManager[object]:
+        """An error of a statement does not end a transaction here."""
         return nullcontext()
 
     def draw_ids(self, connection: Connection, count: int) -> list[int]:

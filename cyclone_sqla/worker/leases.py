@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import threading
 from datetime import timedelta
 
 from cyclone_sqla import operations
@@ -26,23 +26,27 @@ class Leases:
         executor: Executor,
         holdings: Holdings,
         lease: timedelta,
-        wait: Callable[[float], bool],
     ) -> None:
         self._dialect = dialect
         self._held = held
         self._executor = executor
         self._holdings = holdings
         self._lease = lease
-        self._wait = wait
+        self._called = threading.Event()
         self._is_waiting = True
 
     def round(self) -> None:
         """Wait a third of the lease, then renew; after a failure renew without waiting again."""
         if self._is_waiting:
-            self._wait(self._lease.total_seconds() / 3)
+            self._called.wait(self._lease.total_seconds() / 3)
+            self._called.clear()
         self._is_waiting = False
         self.renew()
         self._is_waiting = True
+
+    def renew_now(self) -> None:
+        """Don't wait any longer: a run may have been asked to stop, or the worker is stopping."""
+        self._called.set()
 
     def renew(self) -> None:
         """Renew everything held; tell runs that they lost their lease or were asked to stop."""

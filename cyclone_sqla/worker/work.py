@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 from cyclone_sqla import operations
 from cyclone_sqla.context import ClaimedJob
 from cyclone_sqla.dialects import Dialect, WorkerConnection
-from cyclone_sqla.hints import CALL_TO_ADMIT
+from cyclone_sqla.hints import CALL_TO_ADMIT, CALL_TO_RENEW
 from cyclone_sqla.operations import Settled, Settlement
 from cyclone_sqla.outcomes import GivenBack, Retried, Snoozed
 from cyclone_sqla.worker.executor import Executor
@@ -47,6 +47,7 @@ class Work:
         lease: timedelta,
         poll: float,
         due_in: Callable[[float], None],
+        renew_now: Callable[[], None],
     ) -> None:
         self._dialect = dialect
         self._held = held
@@ -58,6 +59,7 @@ class Work:
         self._kinds = kinds
         self._lease = lease
         self._due_in = due_in
+        self._renew_now = renew_now
         self._linger = Linger(poll)
         self._finished: SimpleQueue[Finished] = executor.finished
         self._is_uncertain = False
@@ -134,6 +136,8 @@ class Work:
             self._linger.reset()
             if CALL_TO_ADMIT in called:
                 self._due_in(0)
+            if CALL_TO_RENEW in called:
+                self._renew_now()
 
     def _drain(self) -> list[Finished]:
         finished: list[Finished] = []

@@ -25,7 +25,7 @@ from cyclone_sqla.backoff import DEFAULT_BACKOFF, BackoffPolicy
 from cyclone_sqla.dialects import Dialect
 from cyclone_sqla.errors import ConfigurationError
 from cyclone_sqla.hint_senders import notify_channel
-from cyclone_sqla.hints import CALL_TO_ADMIT
+from cyclone_sqla.hints import CALL_TO_ADMIT, CALL_TO_RENEW
 from cyclone_sqla.settings import WorkerSettings
 from cyclone_sqla.urls import parsed, worker_url
 from cyclone_sqla.worker.executor import Executor
@@ -207,7 +207,7 @@ class _Parts:
         if not self.kinds:
             raise ConfigurationError("no action is registered, so there is nothing to work on")
         self.engine, self.owns_engine = worker.make_engine(self.dialect)
-        self.wakeup = Wakeup([*self.slots, CALL_TO_ADMIT])
+        self.wakeup = Wakeup([*self.slots, CALL_TO_ADMIT, CALL_TO_RENEW])
         self.source = self._wake_source()
         self.place: InstanceLock | None = None
         self.holdings = Holdings(self.slots)
@@ -219,7 +219,6 @@ class _Parts:
         self.settler = Settler(self.dialect, self.holdings, worker.id, settings.history_limit)
         self.connections = [self.dialect.hold(self.engine, settings) for _ in range(3)]
         work_connection, lease_connection, care_connection = self.connections
-        self._renewing = threading.Event()
         self.maintenance = Maintenance(
             dialect=self.dialect,
             held=care_connection,
@@ -234,7 +233,6 @@ class _Parts:
             executor=self.executor,
             holdings=self.holdings,
             lease=settings.lease_length,
-            wait=self._renewing.wait,
         )
         self.work = Work(
             dialect=self.dialect,
@@ -248,6 +246,7 @@ class _Parts:
             lease=settings.lease_length,
             poll=settings.poll,
             due_in=self.maintenance.due_in,
+            renew_now=self.leases.renew_now,
         )
         self.work_loop = Loop("work", self.work.round, self.work.recover)
         self.lease_loop = Loop("leases", self.leases.round, _nothing_to_recover)
@@ -326,7 +325,7 @@ class _Parts:
             loop.stop()
         self.wakeup.set()
         self.maintenance.stop()
-        self._renewing.set()
+        self.leases.renew_now()
         if self.source is not None:
             self.source.stop()
         return all(loop.join(max(0.0, give_up - time.monotonic())) for loop in loops)
