@@ -125,7 +125,11 @@ class LineStatements:
             select(job.c.id, job.c.sequence_key)
             .select_from(given)
             .join(job, job.c.id == given.c.id)
-            .where(job.c.state == word(State.PENDING), job.c.waits_for == word(WaitsFor.ADMISSION))
+            .where(
+                job.c.state == word(State.PENDING),
+                job.c.waits_for == word(WaitsFor.ADMISSION),
+                self._belongs(job),
+            )
             .order_by(job.c.id)
         )
         return self.syntax.locked(incoming, job, "incoming_locked")
@@ -165,7 +169,9 @@ class LineStatements:
         given, job = self.syntax.rows("released", ID), self.job
         other = self.job.alias("other")
         line_goes_on = sa.exists().where(
-            other.c.sequence_key == job.c.sequence_key, other.c.sequence_open.is_not(None)
+            other.c.sequence_key == job.c.sequence_key,
+            other.c.sequence_open.is_not(None),
+            self._belongs(other),
         )
         has_head = sa.exists().where(
             other.c.sequence_key == job.c.sequence_key, other.c.admitted.is_not(None)
@@ -271,25 +277,31 @@ class LineStatements:
         """The id of the first unreleased job of a key, in whatever state it is.
 
         ORDER BY the expression, not the id: ordered by id, PostgreSQL walks the primary key when
-        one key dominates the statistics. A job without a position in a key that has them is passed
-        over.
+        one key dominates the statistics.
         """
-        job, sequence = self.job.alias("line"), self.tables.sequence.alias("numbered")
-        has_positions = sa.exists().where(
-            sequence.c.key == job.c.sequence_key, sequence.c.released_through.is_not(None)
-        )
+        job = self.job.alias("line")
         return (
             select(job.c.id)
             .where(
                 job.c.sequence_key == key,
                 job.c.sequence_open.is_not(None),
-                sa.or_(job.c.position.is_not(None), ~has_positions),
+                self._belongs(job),
             )
             .order_by(func.coalesce(job.c.position, job.c.id))
             .limit(1)
             .correlate(outer)
             .scalar_subquery()
         )
+
+    def _belongs(self, job: Any) -> ColumnElement[bool]:
+        """False for a job without a position in a key that has them: it has no place in the line."""
+        sequence = self.tables.sequence.alias("numbered")
+        has_positions = (
+            sa.exists()
+            .where(sequence.c.key == job.c.sequence_key, sequence.c.released_through.is_not(None))
+            .correlate(job)
+        )
+        return sa.or_(job.c.position.is_not(None), ~has_positions)
 
     def _may_lead(self, job: Any) -> ColumnElement[bool]:
         """Still first in its line, no head yet, and with a position only if the one before is over."""

@@ -25,8 +25,8 @@ DEBTS = 500
 TRIES = 10
 """How often a transaction that met others of its kind is run again before it waits for the poll."""
 
-SOON = 0.01
-"""Seconds until the next look for jobs whose head was locked just now."""
+FIRST_PAUSE = 0.005
+"""Seconds until the next look where nothing moved, because rows were locked; doubles each time."""
 
 
 class Admitter:
@@ -40,11 +40,10 @@ class Admitter:
         self._on_admitted = on_admitted
         self._after = 0
         self._after_debt = 0
+        self._pause = FIRST_PAUSE
 
     def admit(self) -> float | None:
-        """One window of incoming jobs; seconds until the next look, None if it is not for sooner
-        than any poll.
-        """
+        """One window of incoming jobs; seconds until the next look, None if no job was left over."""
         window = self._again(
             lambda connection: admission.admit(connection, self._dialect, self._after, WINDOW)
         )
@@ -54,18 +53,25 @@ class Admitter:
             self._on_admitted()
         if has_more:
             return 0.0
-        return SOON if window.changed < window.looked_at else None
+        return None if window.changed == window.looked_at else self._paced(window.changed > 0)
 
     def pay(self) -> float | None:
-        """One window of debts; seconds until the next look, None if it is not for sooner."""
+        """One window of debts; seconds until the next look, None if there was nothing to pay."""
         with self._held.reading() as connection:
             debts = admission.payable_debts(connection, self._dialect, self._after_debt, DEBTS)
-        self._after_debt = debts[-1] if len(debts) == DEBTS else 0
+        has_more = len(debts) == DEBTS
+        self._after_debt = debts[-1] if has_more else 0
         if not debts:
             return None
-        if self._again(lambda connection: admission.pay(connection, self._dialect, debts)):
+        queues = self._again(lambda connection: admission.pay(connection, self._dialect, debts))
+        if queues:
             self._on_admitted()
-        return 0.0 if self._after_debt else SOON
+        return 0.0 if has_more else self._paced(bool(queues))
+
+    def _paced(self, moved: bool) -> float:
+        """What is locked now is free soon; what can't move for long is not looked at all the time."""
+        self._pause = FIRST_PAUSE if moved else self._pause * 2
+        return self._pause
 
     def _again(self, step: Callable[[Connection], T]) -> T:
         """A transaction with a fresh snapshot each time, while it meets others of its kind."""
