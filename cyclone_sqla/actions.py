@@ -197,10 +197,7 @@ class Action(Enqueueable[P], Generic[P, R_co]):
         """A result as JSON text; None for None. PayloadError if JSON can't hold it."""
         if value is None:
             return None
-        if self._results is None:
-            with _building:
-                self._results = Results(self.kind, self.signature.returns)
-        return self._results.encode(value)
+        return (self._results or self._build_results()).encode(value)
 
     def check(self) -> None:
         """Resolve and build everything that is otherwise made on first use. RegistrationError."""
@@ -252,10 +249,7 @@ class Action(Enqueueable[P], Generic[P, R_co]):
     @property
     def arguments(self) -> Arguments:
         """How arguments become JSON text; built on first use. RegistrationError."""
-        if self._arguments is None:
-            with _building:
-                self._arguments = Arguments(self.kind, self.signature)
-        return self._arguments
+        return self._arguments or self._build_arguments()
 
     def __repr__(self) -> str:
         return f"<Action {self.kind!r}>"
@@ -263,6 +257,18 @@ class Action(Enqueueable[P], Generic[P, R_co]):
     def __reduce__(self) -> str:
         # Pickled as a global name, so that a spawned process finds its own.
         return cast("str", getattr(self, "__qualname__", self.kind))
+
+    def _build_arguments(self) -> Arguments:
+        with _building:
+            if self._arguments is None:
+                self._arguments = Arguments(self.kind, self.signature)
+            return self._arguments
+
+    def _build_results(self) -> Results:
+        with _building:
+            if self._results is None:
+                self._results = Results(self.kind, self.signature.returns)
+            return self._results
 
     def _read_early(self) -> Signature | None:
         """The signature, or None while an annotation names what does not exist yet."""

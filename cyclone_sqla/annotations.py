@@ -7,7 +7,6 @@ fail for some values of a legal type, and in production only.
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import enum
 import ipaddress
@@ -22,13 +21,13 @@ from decimal import Decimal
 from fractions import Fraction
 from pathlib import PurePath
 from types import NoneType
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, Union, cast
+from typing import Annotated, Any, Literal, TypeAlias, Union, cast
 from uuid import UUID
 
 import typing_extensions
-from pydantic import BaseModel, GetCoreSchemaHandler, JsonValue
-from pydantic_core import core_schema
+from pydantic import BaseModel, JsonValue
 
+from cyclone_sqla.class_fields import Field, fields_of
 from cyclone_sqla.context import Context
 
 Seen: TypeAlias = frozenset[Any]
@@ -58,6 +57,8 @@ _EXACT = (int, str, bool, bytes, UUID, Decimal, timedelta, date, NoneType)
 _EXACT_CONTAINERS = (list, set, frozenset)
 _ANYTHING: tuple[Any, ...] = (Any, object, JsonValue)
 
+_QUALIFIERS = (typing.Required, typing.NotRequired, typing_extensions.ReadOnly)
+
 _REFUSED: dict[Any, str] = {
     abc.Iterable: "arrives as an iterator that can be read once; say list",
     abc.Iterator: "can be read only once; say list",
@@ -74,37 +75,12 @@ _REFUSED: dict[Any, str] = {
 }
 
 
-class Base64:
-    """Bytes travel as base64 text: pydantic's own ways lose bytes that are not UTF-8."""
-
-    def __get_pydantic_core_schema__(
-        self, source: object, handler: GetCoreSchemaHandler
-    ) -> core_schema.CoreSchema:
-        """Python side: bytes as they are. JSON side: base64 text."""
-        text = core_schema.str_schema()
-        return core_schema.json_or_python_schema(
-            json_schema=core_schema.no_info_after_validator_function(_from_base64, text),
-            python_schema=core_schema.bytes_schema(strict=True),
-            serialization=core_schema.plain_serializer_function_ser_schema(
-                _to_base64, return_schema=text, when_used="json"
-            ),
-        )
-
-
-def _from_base64(text: str) -> bytes:
-    return base64.b64decode(text, validate=True)
-
-
-def _to_base64(raw: bytes) -> str:
-    return base64.b64encode(raw).decode()
-
-
 def problems(annotation: Any, seen: Seen = frozenset()) -> Iterator[str]:
     """Why values of this annotation could not travel, one text for each reason.
 
     ``seen`` are the classes and aliases that are being looked into already.
     """
-    if _is_alias(annotation):
+    if is_alias(annotation):
         if annotation in seen:
             return
         seen |= {annotation}
@@ -119,34 +95,37 @@ def members(annotation: Any) -> list[Any]:
     if annotation is None:
         return [NoneType]
     origin = typing.get_origin(annotation)
-    if _is_union(origin):
+    if is_union(origin):
         parts = (m for argument in typing.get_args(annotation) for m in members(argument))
         return list(dict.fromkeys(parts))
     if origin is Literal and _literal_problem(annotation) is None:
         kinds: list[Any] = [type(value) for value in typing.get_args(annotation)]
         return list(dict.fromkeys(kinds))
-    inner = _inside(annotation)
+    inner = inside(annotation)
     return [annotation] if inner is annotation else members(inner)
 
 
-def _inside(annotation: Any) -> Any:
+def inside(annotation: Any) -> Any:
     """What an alias, a NewType or plain metadata stands around; the annotation itself otherwise."""
     if isinstance(annotation, typing.NewType):
         return cast("Any", annotation).__supertype__
-    if typing.get_origin(annotation) is Annotated and not _is_opaque(annotation):
+    origin = typing.get_origin(annotation)
+    if origin is Annotated and not is_opaque(annotation):
         return annotation.__origin__
-    return annotation.__value__ if _is_alias(annotation) else annotation
+    if origin in _QUALIFIERS:
+        return typing.get_args(annotation)[0]
+    return annotation.__value__ if is_alias(annotation) else annotation
 
 
 def is_exact(annotation: Any) -> bool:
     """Whether strict validation alone makes sure that every value arrives unchanged."""
     if typing.get_origin(annotation) in (Annotated, Literal):
         return False
-    if _is_union(typing.get_origin(annotation)):
+    if is_union(typing.get_origin(annotation)):
         others = [a for a in typing.get_args(annotation) if a is not NoneType]
         return len(others) == 1 and is_exact(others[0])
     if isinstance(annotation, typing.NewType):
-        return is_exact(_inside(annotation))
+        return is_exact(inside(annotation))
     return _is_exact_type(annotation)
 
 
@@ -159,46 +138,6 @@ def _is_exact_type(annotation: Any) -> bool:
     if origin is dict:
         return arguments[0] is str and is_exact(arguments[1])
     return annotation is None or annotation in _EXACT
-
-
-def lossless(annotation: Any, seen: Seen = frozenset()) -> Any:
-    """The annotation with every ``bytes`` in it travelling as base64."""
-    if annotation is bytes:
-        return Annotated[bytes, Base64()]
-    if isinstance(annotation, typing.NewType) or _is_alias(annotation):
-        return _lossless_name(annotation, seen)
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Annotated:
-        return annotation if _is_opaque(annotation) else _lossless_metadata(annotation, seen)
-    if origin is None or origin is Literal:
-        return annotation
-    rewritten = tuple(lossless(a, seen) for a in arguments)
-    if all(new is old for new, old in zip(rewritten, arguments, strict=True)):
-        return annotation
-    return _with_arguments(annotation, rewritten)
-
-
-def _lossless_name(annotation: Any, seen: Seen) -> Any:
-    """What a NewType or alias stands for, if there are bytes in it; an alias may name itself."""
-    if annotation in seen:
-        return annotation
-    value = _inside(annotation)
-    rewritten = lossless(value, seen | {annotation})
-    return annotation if rewritten is value else rewritten
-
-
-def _lossless_metadata(annotation: Any, seen: Seen) -> Any:
-    inner = lossless(annotation.__origin__, seen)
-    return cast("Any", Annotated)[(inner, *annotation.__metadata__)]
-
-
-def _with_arguments(annotation: Any, arguments: tuple[Any, ...]) -> Any:
-    origin = typing.get_origin(annotation)
-    if _is_union(origin):
-        return cast("Any", Union)[arguments]
-    if isinstance(annotation, types.GenericAlias):
-        return types.GenericAlias(cast("type[Any]", origin), arguments)
-    return annotation.copy_with(arguments)
 
 
 def accepts_context(annotation: Any) -> bool:
@@ -285,7 +224,7 @@ def _is_fit_key(base: Any) -> bool:
 def _problems_in_fields(base: Any, seen: Seen) -> Iterator[str]:
     if base in seen:
         return
-    for name, field in (_fields_of(base) or {}).items():
+    for name, field in (fields_of(base) or {}).items():
         if not isinstance(field.annotation, typing.TypeVar):  # a generic class: its arguments count
             for reason in problems(field.annotation, seen | {base}):
                 yield f"{base.__name__}.{name}: {reason}"
@@ -337,68 +276,37 @@ def forms_of(base: Any) -> frozenset[str]:
 
 def _have_different_fields(one: Any, other: Any) -> bool:
     """Whether an object's keys, or a Literal among its fields, tell of which class it is."""
-    mine, theirs = _fields_of(one), _fields_of(other)
+    mine, theirs = fields_of(one), fields_of(other)
     if mine is None or theirs is None:
         return False
     return _have_different_tags(mine, theirs) or (_lacks(mine, theirs) and _lacks(theirs, mine))
 
 
-def _lacks(fields: dict[str, _Field], wanted: dict[str, _Field]) -> bool:
+def _lacks(fields: dict[str, Field], wanted: dict[str, Field]) -> bool:
     return any(field.required and name not in fields for name, field in wanted.items())
 
 
-def _have_different_tags(mine: dict[str, _Field], theirs: dict[str, _Field]) -> bool:
-    pairs = [(mine[n].annotation, theirs[n].annotation) for n in mine.keys() & theirs.keys()]
-    return any(
-        typing.get_origin(one) is Literal is typing.get_origin(other)
-        and not set(typing.get_args(one)) & set(typing.get_args(other))
-        for one, other in pairs
-    )
+def _have_different_tags(mine: dict[str, Field], theirs: dict[str, Field]) -> bool:
+    both = mine.keys() & theirs.keys()
+    tags = [(_tags(mine[name].annotation), _tags(theirs[name].annotation)) for name in both]
+    return any(one and other and not one & other for one, other in tags)
 
 
-class _Field(NamedTuple):
-    annotation: Any
-    required: bool
+def _tags(annotation: Any) -> set[Any]:
+    """The values of a Literal; nothing for anything else."""
+    inner = inside(annotation)
+    if inner is not annotation:
+        return _tags(inner)
+    return set(typing.get_args(annotation)) if typing.get_origin(annotation) is Literal else set()
 
 
-def _fields_of(base: Any) -> dict[str, _Field] | None:
-    """The fields of a dataclass, model, TypedDict or NamedTuple; None for anything else."""
-    models: dict[str, Any] | None = getattr(base, "__pydantic_fields__", None)
-    if models:
-        return {n: _Field(f.annotation, f.is_required()) for n, f in models.items()}
-    required = _required_names(base)
-    return None if required is None else _hinted_fields(base, required)
-
-
-def _required_names(base: Any) -> set[str] | None:
-    if typing_extensions.is_typeddict(base):
-        return set(base.__required_keys__)
-    if isinstance(base, type) and dataclasses.is_dataclass(base):
-        missing = dataclasses.MISSING
-        fields = [f for f in dataclasses.fields(base) if f.init]
-        return {f.name for f in fields if f.default is missing and f.default_factory is missing}
-    if isinstance(base, type) and issubclass(base, tuple):
-        return _required_in_tuple(base)
-    return None
-
-
-def _required_in_tuple(base: Any) -> set[str] | None:
-    return set(base._fields) - set(base._field_defaults) if hasattr(base, "_fields") else None
-
-
-def _hinted_fields(base: Any, required: set[str]) -> dict[str, _Field]:
-    try:
-        hints = typing_extensions.get_type_hints(base)
-    except (NameError, TypeError):
-        return {}  # pydantic knows more ways to resolve names, and says what is missing
-    return {name: _Field(hint, name in required) for name, hint in hints.items()}
-
-
-def _is_union(origin: Any) -> bool:
+def is_union(origin: Any) -> bool:
+    """Whether this is the origin of a union, in either of its spellings."""
     return origin is Union or origin is types.UnionType
 
 
-def _is_alias(annotation: Any) -> bool:
+def is_alias(annotation: Any) -> bool:
+    """Whether this is a name for a type, which may refer to itself."""
     # Python 3.12's own aliases are of another class than those of typing_extensions on 3.11.
     return type(annotation).__name__ == "TypeAliasType" and annotation is not JsonValue
 
@@ -407,6 +315,6 @@ def _is_enum(base: Any) -> bool:
     return isinstance(base, type) and issubclass(base, enum.Enum)
 
 
-def _is_opaque(annotation: Any) -> bool:
+def is_opaque(annotation: Any) -> bool:
     """Whether metadata takes over how values are read or written (a PlainSerializer, say)."""
     return any(hasattr(m, "__get_pydantic_core_schema__") for m in annotation.__metadata__)

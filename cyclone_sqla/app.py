@@ -36,6 +36,9 @@ R = TypeVar("R")
 MAX_PAYLOAD = 1024 * 1024
 """How large a job's arguments may be unless the application says otherwise, in bytes of JSON."""
 
+MAX_ID = 2**63 - 1
+"""The largest id that a job can have."""
+
 Database: TypeAlias = "str | sa.URL | Engine | Any"
 """A URL, an Engine or AsyncEngine, a (async_)sessionmaker, or a callable that returns one of these.
 """
@@ -70,7 +73,6 @@ class Cyclone(Control):
         clock: Clock | None = None,
     ) -> None:
         self.database = database
-        self.schema = schema
         self.instance = instance
         self.max_payload = max_payload
         self.hints: HintMode = hints
@@ -78,9 +80,9 @@ class Cyclone(Control):
         self.on_failure = on_failure
         self.clock = clock or DatabaseClock()
         self.registry = Registry()
-        self.job_class = job_class(schema)
-        self._dialects: dict[str, Dialect] = {}
-        self._checked: weakref.WeakSet[sa.Dialect] = weakref.WeakSet()
+        self._dialects: dict[str, Dialect]
+        self._checked: weakref.WeakSet[sa.Dialect]
+        self.use_schema(schema)
 
     # ---- actions ---------------------------------------------------------------------------------
 
@@ -108,8 +110,8 @@ class Cyclone(Control):
         ``kind`` is the stored name, by default the function's own: keep it when you rename the
         function. ``max_attempts``, ``timeout`` (a timedelta, or seconds), ``queue`` and
         ``priority`` are defaults that an enqueue can override. ``backoff`` says how long a failed
-        attempt waits. With ``retry_on`` only these exceptions are retried; those of ``discard_on``
-        never are.
+        attempt waits. Exceptions of ``discard_on`` are not retried, unless ``retry_on`` names the
+        same class or a more special one.
 
         Raises RegistrationError for a function that cannot be an action.
         """
@@ -228,7 +230,8 @@ class Cyclone(Control):
             self._hint(connection, session, specs, refs)
             return refs
 
-        return run(target, work, self.job_class)
+        lost = f"{len(specs)} jobs of enqueue_many" if specs else None
+        return run(target, work, self.job_class, lost)
 
     @overload
     def enqueue_spec(self, target: SyncTarget, spec: JobSpec, /) -> JobRef: ...
@@ -248,7 +251,7 @@ class Cyclone(Control):
             self._hint(connection, session, [spec], [ref])
             return ref
 
-        return run(target, work, self.job_class)
+        return run(target, work, self.job_class, f"a {spec.kind} job")
 
     def _settled_spec(self, spec: JobSpec) -> JobSpec:
         """The job as it will be stored: of bearable size, its sequence's failure mode settled."""
@@ -299,18 +302,24 @@ class Cyclone(Control):
             raise TypeError(f"a job id is an int, not {type(job_id).__name__}")
 
         def work(connection: Connection, session: Session | None) -> Job:
-            if session is None:
-                with Session(connection, join_transaction_mode="rollback_only") as reader:
-                    job = self._read(reader, job_id)
-                    reader.expunge(job)
-                    return job
-            return self._read(session, job_id)
+            self._dialect_for(connection)
+            if session is not None:
+                return self._read(session, connection, job_id)
+            with Session(connection, join_transaction_mode="rollback_only") as reader:
+                job = self._read(reader, connection, job_id)
+                reader.expunge(job)
+                return job
 
         return run(target, work, self.job_class)
 
-    def _read(self, session: Session, job_id: int) -> Job:
-        with session.no_autoflush:
-            job = session.get(self.job_class, job_id, populate_existing=True)
+    def _read(self, session: Session, connection: Connection, job_id: int) -> Job:
+        job = None
+        if 0 < job_id <= MAX_ID:  # any other number would be an error of the database
+            bind = {"bind": connection}
+            with session.no_autoflush:
+                job = session.get(
+                    self.job_class, job_id, populate_existing=True, bind_arguments=bind
+                )
         if job is None:
             raise JobNotFoundError(f"there is no job {job_id} in this database")
         return job
@@ -326,6 +335,13 @@ class Cyclone(Control):
     def resolve_database(self) -> Engine | sa.URL | None:
         """The application's database as a synchronous Engine or a URL."""
         return _resolve(self.database)
+
+    def use_schema(self, schema: str | None) -> None:
+        """Find the queue's tables in this schema from now on: for a program that is told which."""
+        self.schema = schema
+        self.job_class = job_class(schema)
+        self._dialects = {}
+        self._checked = weakref.WeakSet()
 
     def dialect(self, name: str) -> Dialect:
         """This application's statements for SQLAlchemy's name of a database, built once."""

@@ -13,9 +13,10 @@ import typing_extensions
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from cyclone_sqla.annotations import is_exact, lossless
+from cyclone_sqla.annotations import is_exact
 from cyclone_sqla.context import Context
 from cyclone_sqla.errors import PayloadError, RegistrationError
+from cyclone_sqla.lossless import lossless
 from cyclone_sqla.payload import (
     MAX_INT_DIGITS,
     Fault,
@@ -31,6 +32,7 @@ from cyclone_sqla.signatures import Signature, refuse_unfit
 
 _CONFIG = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 # A backslash before the u may itself be escaped: then this is the text "\u0000" and no NUL.
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
@@ -43,23 +45,17 @@ class Arguments:
     """
 
     def __init__(self, kind: str, signature: Signature) -> None:
-        parameters = signature.parameters
-        refuse_unfit(kind, parameters)
+        refuse_unfit(kind, signature.parameters)
         self._kind = kind
-        self._parameters = {p.name: p for p in parameters}
-        self._positional = [p.name for p in parameters if p.kind in _POSITIONAL]
-        self._positional_only = {p.name for p in parameters if p.kind is p.POSITIONAL_ONLY}
-        self._rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
-        self._options = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
-        self._by_name = not (self._positional_only or self._rest or self._options)
-        self._exact = all(is_exact(p.annotation) for p in parameters)
-        adapter = _adapter(kind, parameters)
+        self._layout = _Layout(kind, signature.parameters)
+        self._exact = all(is_exact(p.annotation) for p in signature.parameters)
+        adapter = _adapter(kind, signature.parameters)
         self._validator = adapter.validator
         self._serializer = adapter.serializer
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """The JSON text of a call. PayloadError with the path of what can't travel."""
-        given = kwargs if self._by_name and not args else self._bind(args, kwargs)
+        given = self._layout.by_name(args, kwargs)
         try:
             validated = self._validator.validate_python(given, strict=True)
         except ValidationError as exc:
@@ -88,66 +84,13 @@ class Arguments:
 
     def decode(self, text: str) -> tuple[list[Any], dict[str, Any]]:
         """The positional and keyword arguments for the function. PayloadError if they don't fit."""
-        values = self._load(text)
-        if self._by_name:
-            return [], values
-        rest: list[Any] = values.pop(self._rest, []) if self._rest else []
-        options: dict[str, Any] = values.pop(self._options, {}) if self._options else {}
-        last = len(self._positional) if rest else self._last_positional(values)
-        positional = [self._value_or_default(values, name) for name in self._positional[:last]]
-        return [*positional, *rest], {**values, **options}
-
-    def _last_positional(self, values: dict[str, Any]) -> int:
-        """How many parameters to pass by position: no more than those that can't be named need."""
-        given = [
-            i for i, n in enumerate(self._positional) if n in self._positional_only & values.keys()
-        ]
-        return given[-1] + 1 if given else 0
-
-    def _value_or_default(self, values: dict[str, Any], name: str) -> Any:
-        return values.pop(name) if name in values else self._parameters[name].default
+        return self._layout.as_call(self._load(text))
 
     def _load(self, text: str) -> dict[str, Any]:
         try:
             return cast("dict[str, Any]", self._validator.validate_json(text, strict=True))
         except ValidationError as exc:
             raise _first_fault(exc, _parsed(text)).error(self._kind) from None
-
-    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        count = len(self._positional)
-        if len(args) > count and self._rest is None:
-            raise self._too_many(args)
-        given: dict[str, Any] = dict(zip(self._positional, args, strict=False))
-        if len(args) > count and self._rest is not None:
-            given[self._rest] = list(args[count:])
-        options = self._bind_keywords(given, kwargs)
-        if options and self._options is not None:
-            given[self._options] = options
-        return given
-
-    def _bind_keywords(self, given: dict[str, Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Add to ``given`` what is named; the answer is what belongs to ``**kwargs``."""
-        variadic = {self._rest, self._options}
-        named = self._parameters.keys() - self._positional_only - variadic
-        options: dict[str, Any] = {}
-        for name, value in kwargs.items():
-            if name in given and name in named:
-                raise PayloadError(self._kind, name, "is given twice, by position and by name")
-            if name not in named and self._options is None:
-                raise self._unexpected(name)
-            (given if name in named else options)[name] = value
-        return options
-
-    def _unexpected(self, name: str) -> PayloadError:
-        by_position = name in self._positional_only
-        reason = "can be passed by position only" if by_position else "is not expected here"
-        return PayloadError(self._kind, name, reason)
-
-    def _too_many(self, args: tuple[Any, ...]) -> PayloadError:
-        reason = f"takes {len(self._positional)} positional arguments, not {len(args)}"
-        if any(isinstance(a, Context) for a in args):
-            reason += "; leave the Context out, the worker passes it"
-        return PayloadError(self._kind, "", reason)
 
     def _encode(self, given: dict[str, Any], validated: dict[str, Any]) -> str:
         data = self._dump(validated)
@@ -187,6 +130,75 @@ class Arguments:
         fault = difference(given, back)
         if fault is not None:
             raise (find_fault(given, not_storable) or fault).error(self._kind)
+
+
+class _Layout:
+    """How the arguments of a call lie in one mapping, by the names of the parameters."""
+
+    def __init__(self, kind: str, parameters: tuple[inspect.Parameter, ...]) -> None:
+        self._kind = kind
+        self._defaults = {p.name: p.default for p in parameters}
+        self._positional = [p.name for p in parameters if p.kind in _POSITIONAL]
+        self._positional_only = {p.name for p in parameters if p.kind is p.POSITIONAL_ONLY}
+        self._named = {p.name for p in parameters if p.kind in _NAMED}
+        self._rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
+        self._options = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
+        self._all_named = len(self._named) == len(parameters)
+
+    def by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The mapping of a call. PayloadError for one that the function could not take.
+
+        What is missing is left to the validator.
+        """
+        if self._all_named and not args:
+            return kwargs  # the usual call; the validator refuses unknown names as well
+        count = len(self._positional)
+        given: dict[str, Any] = dict(zip(self._positional, args, strict=False))
+        if len(args) > count:
+            given[self._name_of_rest(args)] = list(args[count:])
+        return self._with_keywords(given, kwargs)
+
+    def as_call(self, values: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The positional and the keyword arguments for the function."""
+        if self._all_named:
+            return [], values
+        rest: list[Any] = values.pop(self._rest, []) if self._rest else []
+        options: dict[str, Any] = values.pop(self._options, {}) if self._options else {}
+        by_position = self._positional if rest else self._unnamed(values)
+        positional = [values.pop(name, self._defaults[name]) for name in by_position]
+        return [*positional, *rest], {**values, **options}
+
+    def _unnamed(self, values: dict[str, Any]) -> list[str]:
+        """The parameters up to the last given one that can be passed by position only."""
+        only = self._positional_only & values.keys()
+        given = [place for place, name in enumerate(self._positional, 1) if name in only]
+        return self._positional[: max(given, default=0)]
+
+    def _name_of_rest(self, args: tuple[Any, ...]) -> str:
+        if self._rest is not None:
+            return self._rest
+        reason = f"takes {len(self._positional)} positional arguments, not {len(args)}"
+        if any(isinstance(a, Context) for a in args):
+            reason += "; leave the Context out, the worker passes it"
+        raise PayloadError(self._kind, "", reason)
+
+    def _with_keywords(self, given: dict[str, Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        options: dict[str, Any] = {}
+        for name, value in kwargs.items():
+            if name not in self._named:
+                options[self._name_of_option(name)] = value
+            elif name in given:
+                raise PayloadError(self._kind, name, "is given twice, by position and by name")
+            else:
+                given[name] = value
+        return {**given, self._options: options} if options and self._options else given
+
+    def _name_of_option(self, name: str) -> str:
+        if self._options is not None:
+            return name
+        by_position = name in self._positional_only
+        reason = "can be passed by position only" if by_position else "is not expected here"
+        raise PayloadError(self._kind, name, reason)
 
 
 class Results:

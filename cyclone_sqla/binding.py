@@ -10,12 +10,13 @@ pending.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Hashable
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Connection, Engine, Update, event, update
 from sqlalchemy.exc import UnboundExecutionError
-from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
@@ -27,30 +28,29 @@ T = TypeVar("T")
 SyncTarget: TypeAlias = "Session | scoped_session[Any] | Connection"
 AsyncTarget: TypeAlias = "AsyncSession | async_scoped_session[Any] | AsyncConnection"
 
-_UNAWAITED = "cyclone_unawaited"
+Work: TypeAlias = "Callable[[Connection, Session | None], T]"
+"""A body: it is given the connection and, if the caller works with one, the session."""
 
 
 def run(
-    target: SyncTarget | AsyncTarget,
-    work: Callable[[Connection, Session | None], T],
-    mapper: type[Any],
+    target: SyncTarget | AsyncTarget, work: Work[T], mapper: type[Any], lost: str | None = None
 ) -> T | Coroutine[Any, Any, T]:
-    """Run ``work(connection, session)`` in the target's transaction: now, or in the returned
-    coroutine.
+    """Run ``work`` in the target's transaction: now, or in the returned coroutine.
 
     ``mapper`` is the mapped class by which a Session with several engines finds the right one.
+    ``lost`` says what a transaction would lack if the coroutine was never awaited.
     """
     if isinstance(target, scoped_session):
         target = cast("Session", target.registry())
     if isinstance(target, Session):
-        return work(_connection_of(target, mapper), target)
+        return _work_in_session(target, work, mapper)
     if isinstance(target, Connection):
-        return work(target, None)
-    return _run_async(target, work, mapper)
+        return _work_on(target, None, work)
+    return _run_async(target, work, mapper, lost)
 
 
 def _run_async(
-    target: AsyncTarget, work: Callable[[Connection, Session | None], T], mapper: type[Any]
+    target: AsyncTarget, work: Work[T], mapper: type[Any], lost: str | None
 ) -> Coroutine[Any, Any, T]:
     try:
         from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
@@ -59,13 +59,30 @@ def _run_async(
     if isinstance(target, async_scoped_session):
         target = cast("AsyncSession", target.registry())
     if isinstance(target, AsyncConnection):
-        return target.run_sync(lambda connection: work(connection, None))
+        return target.run_sync(lambda connection: _work_on(connection, None, work))
     # Not everybody uses a type checker.
     if not isinstance(target, AsyncSession):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise _unfit(target)
-    coroutine = target.run_sync(lambda session: work(_connection_of(session, mapper), session))
-    _watch(target.sync_session, coroutine)
+    coroutine = target.run_sync(lambda session: _work_in_session(session, work, mapper))
+    if lost is not None:
+        _watch(target.sync_session, coroutine, lost)
     return coroutine
+
+
+def _work_in_session(session: Session, work: Work[T], mapper: type[Any]) -> T:
+    return _work_on(_connection_of(session, mapper), session, work)
+
+
+def _work_on(connection: Connection, session: Session | None, work: Work[T]) -> T:
+    """The library knows its own schema: the application's translation of schemas is not for it."""
+    theirs = connection.get_execution_options().get("schema_translate_map")
+    if not theirs:
+        return work(connection, session)
+    connection.execution_options(schema_translate_map=None)
+    try:
+        return work(connection, session)
+    finally:
+        connection.execution_options(schema_translate_map=theirs)
 
 
 def _unfit(target: object) -> ConfigurationError:
@@ -76,9 +93,15 @@ def _unfit(target: object) -> ConfigurationError:
 
 
 def _connection_of(session: Session, mapper: type[Any]) -> Connection:
-    """The session's connection for our tables, also when its engines are given per class."""
+    """The session's connection for our tables, also when its engines are given per class.
+
+    A Session that routes by statement is shown a write: what reads a job reads it where it was
+    enqueued.
+    """
     try:
-        return session.connection(bind_arguments={"mapper": mapper})
+        return session.connection(
+            bind_arguments={"mapper": mapper, "clause": _a_write(cast("Hashable", mapper))}
+        )
     except UnboundExecutionError:
         attributes = vars(session)  # the public name is of SQLAlchemy 2.1, the mangled one of 2.0
         binds: dict[Any, Engine] = (
@@ -88,34 +111,53 @@ def _connection_of(session: Session, mapper: type[Any]) -> Connection:
         if len(engines) != 1:
             raise ConfigurationError(
                 "this Session does not know which database holds the jobs: give it "
-                f"bind=engine, or binds={{{mapper.__name__}: engine}}"
+                "bind=engine, or binds={cyclone.job_class: engine}"
             ) from None
         return session.connection(bind_arguments={"bind": engines.pop()})
 
 
-def _watch(session: Session, coroutine: Coroutine[Any, Any, Any]) -> None:
+@cache
+def _a_write(mapper: Any) -> Update:
+    return update(mapper)
+
+
+# ---- an enqueue that was never awaited -----------------------------------------------------------
+
+_UNAWAITED = "cyclone_unawaited"
+
+_Waiting: TypeAlias = "list[tuple[Coroutine[Any, Any, Any], str]]"
+"""Coroutines, each with what is lost if it never runs."""
+
+
+def _watch(session: Session, coroutine: Coroutine[Any, Any, Any], lost: str) -> None:
     """Remember an enqueue that may never be awaited: the commit must not lose it silently."""
-    waiting: list[Coroutine[Any, Any, Any]] | None = session.info.get(_UNAWAITED)
-    if waiting is None:
-        waiting = session.info[_UNAWAITED] = []
-        event.listen(session, "before_commit", _refuse_unawaited)
-    waiting[:] = [c for c in waiting if _is_unawaited(c)]
-    waiting.append(coroutine)
+    waiting: _Waiting = session.info.setdefault(_UNAWAITED, [])
+    waiting[:] = [entry for entry in waiting if _is_unawaited(entry[0])]
+    waiting.append((coroutine, lost))
 
 
+# Once for all sessions: to listen to one costs 20 µs, and many live for a single commit.
+@event.listens_for(Session, "before_commit")
 def _refuse_unawaited(session: Session) -> None:
-    if session.in_nested_transaction():
-        return  # before_commit also fires when a savepoint is released
-    forgotten = [c for c in session.info[_UNAWAITED] if _is_unawaited(c)]
-    session.info[_UNAWAITED].clear()
+    if _UNAWAITED not in session.info or session.in_nested_transaction():
+        return  # the event also comes when a savepoint is released
+    waiting: _Waiting = session.info.pop(_UNAWAITED)
+    forgotten = [entry for entry in waiting if _is_unawaited(entry[0])]
+    for coroutine, _ in forgotten:
+        coroutine.close()
     if forgotten:
-        for coroutine in forgotten:
-            coroutine.close()
         raise TransactionError(
-            f"{len(forgotten)} enqueue call(s) on this AsyncSession were never awaited, so their "
-            "jobs are missing from the transaction: write `await action.enqueue(session, …)`. "
-            "Nothing was committed."
+            "On this AsyncSession an enqueue was never awaited, so the transaction lacks "
+            f"{', '.join(lost for _, lost in forgotten)}: write `await action.enqueue(session, …)`."
+            " Nothing was committed."
         )
+
+
+@event.listens_for(Session, "after_soft_rollback")
+def _forget_unawaited(session: Session, ended: SessionTransaction) -> None:
+    """Python itself warns of those: what they would have added is rolled back anyway."""
+    if ended.parent is None:
+        session.info.pop(_UNAWAITED, None)
 
 
 def _is_unawaited(coroutine: Coroutine[Any, Any, Any]) -> bool:

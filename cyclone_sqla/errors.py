@@ -14,7 +14,7 @@
     ├── SequenceGapError          the position before is not there, and a gap was not wanted
     ├── TransactionError          the caller's transaction cannot take part
     │   ├── SnapshotError         SQLite: the transaction read too early to write now
-    │   └── DatabaseBusyError     SQLite: another process holds the write lock
+    │   └── DatabaseBusyError     another process holds SQLite's write lock, or migrates
     ├── JobNotFoundError          no job has this id (also a LookupError)
     ├── UnknownKindError          no action is registered for the kind (also a LookupError)
     ├── InvalidTransitionError    the job's state does not allow the verb
@@ -125,9 +125,9 @@ class DuplicateError(CycloneError):
     def __init__(self, duplicates: Sequence[Duplicate]) -> None:
         first = duplicates[0]
         more = f" (and {len(duplicates) - 1} more)" if len(duplicates) > 1 else ""
+        holder = "another job of the same call" if first.job is None else f"job {first.job_id}"
         super().__init__(
-            f"an active {first.kind} job already holds the unique key {first.key!r}: "
-            f"job {first.job_id}{more}"
+            f"an active {first.kind} job already holds the unique key {first.key!r}: {holder}{more}"
         )
         self.duplicates = tuple(duplicates)
         self.kind = first.kind
@@ -211,9 +211,9 @@ class SnapshotError(TransactionError):
 
 
 class DatabaseBusyError(TransactionError):
-    """SQLite: the write lock was not free within the engine's timeout.
+    """A lock was not free in time: SQLite's write lock, or one that a migration needs.
 
-    The transaction stays usable.
+    After an enqueue the transaction stays usable.
     """
 
     retryable = True

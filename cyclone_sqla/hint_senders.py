@@ -26,8 +26,11 @@ NOTIFY = text(
 )
 """Tells the listeners of PostgreSQL about any number of queues in one round trip."""
 
-_SPACING = 0.001
-"""Seconds between two statements of one sender, and between two looks at an unfinished commit."""
+_SPACING = 0.002
+"""Seconds between two statements of one sender."""
+
+_LOOK = 0.001
+"""Seconds between two looks at a commit that has not returned."""
 
 _IDLE = 60.0
 """Seconds without a hint after which a sender gives its connection and its thread back."""
@@ -80,7 +83,7 @@ class NotifySender:
     """Sends hints to the listeners of one PostgreSQL database, from a daemon thread.
 
     The first hint starts the thread. It opens an :class:`OwnConnection`, collects what comes in and
-    sends it in one statement, at most one per millisecond. After a minute without hints the
+    sends it in one statement, at most one per two milliseconds. After a minute without hints the
     connection and the thread are gone again, and at once when the engine is disposed of.
     """
 
@@ -100,7 +103,7 @@ class NotifySender:
         weakref.finalize(pool, self.leave).atexit = False
 
     def send(self, hints: Collection[Hint]) -> None:
-        """Send soon: within about a millisecond, while the connection is there."""
+        """Send soon: within two milliseconds, while the connection is there."""
         with self._changed:
             self._hints.update(hints)
             self._wake()
@@ -175,7 +178,7 @@ class NotifySender:
                 if self._hints or (not self._committing and (self._leaving or left <= 0)):
                     hints, self._hints = self._hints, set()
                     return hints
-                self._changed.wait(_SPACING if self._committing else left)
+                self._changed.wait(_LOOK if self._committing else left)
 
     def _take_ended_commits(self) -> None:
         now = time.monotonic()

@@ -18,7 +18,7 @@ migrations may call this too.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -129,7 +129,7 @@ def check_database(
 @contextmanager
 def own_transaction(
     database: str | sa.URL | Engine | AsyncEngine, lock_timeout: timedelta = LOCK_TIMEOUT
-) -> Iterator[Connection]:
+) -> Generator[Connection]:
     """A transaction to migrate in, on a connection of our own; it is committed at the end.
 
     An engine of the application's is only asked how to connect.
@@ -275,8 +275,9 @@ def _take(
     if steps:
         context.run_migrations(op=Operations(context), schema=schema)
         if not steps[-1].to_revisions:
-            # Alembic keeps its table at the base, empty; we leave nothing behind.
-            context.execute(DropTable(schema_version.version_table(schema)))
+            # Alembic keeps its empty table at the base (in scripts, some releases drop it).
+            table = schema_version.version_table(schema)
+            context.execute(DropTable(table, if_exists=True))
     return tuple(_revision_of(step) for step in steps)
 
 
@@ -287,8 +288,11 @@ def _online(
 
 
 def _options(schema: str | None, steps: list[RevisionStep]) -> dict[str, Any]:
+    def planned(_heads: object, _context: object) -> list[RevisionStep]:
+        return steps
+
     return {
-        "fn": lambda _heads, _context: steps,
+        "fn": planned,
         "version_table": schema_version.VERSION_TABLE,
         "version_table_schema": schema,
         "transactional_ddl": True,  # SQLite's too, once there is a BEGIN
@@ -319,7 +323,7 @@ def _number(revision: str) -> str | None:
 
 
 @contextmanager
-def _clear_errors(revision: str) -> Iterator[None]:
+def _clear_errors(revision: str) -> Generator[None]:
     try:
         yield
     except (RevisionError, CommandError) as exc:

@@ -7,10 +7,11 @@ The first part runs in the caller's transaction, the second in a worker's own.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -51,8 +52,10 @@ def enqueue(connection: Connection, dialect: Dialect, spec: JobSpec, origin: str
     caller's transaction is usable after it.
     """
     dialect.refuse_unfit(connection)
-    with dialect.enqueueing(connection):
-        return _enqueue(connection, dialect, spec, origin)
+    with dialect.enqueueing(connection), _conflict_guard(connection, dialect, [spec]):
+        if spec.idempotency_key is None:
+            return _insert_or_find(connection, dialect, spec, origin)
+        return _enqueue_once(connection, dialect, spec, origin)
 
 
 def enqueue_many(
@@ -61,18 +64,35 @@ def enqueue_many(
     """Insert jobs; the answer to input i is at place i.
 
     One held key with "raise" means that nothing is inserted, and DuplicateError lists all such
-    inputs.
+    inputs. Of inputs with one idempotency key the first one counts.
     """
     dialect.refuse_unfit(connection)
-    numbered = list(enumerate(specs))
-    with dialect.enqueueing(connection):
-        for key in sorted({spec.sequence or "" for spec in specs if spec.sequence_lock}):
-            dialect.lock_sequence(connection, key)
-        plain = [(i, spec) for i, spec in numbered if not _goes_alone(spec)]
-        alone = [(i, spec) for i, spec in numbered if _goes_alone(spec)]
-        refs = _insert_all(connection, dialect, plain, origin)
-        refs |= _enqueue_each(connection, dialect, alone, origin, refs.values())
-    return [refs[i] for i, _ in numbered]
+    firsts = _firsts(specs)
+    with dialect.enqueueing(connection), _conflict_guard(connection, dialect, specs):
+        known = _take_keys(connection, dialect, [specs[i] for i in firsts.values()])
+        taken = {key: i for key, i in firsts.items() if key not in known}
+        with _giving_back(connection, dialect, taken):
+            refs = _insert_all(connection, dialect, _wanted(specs, taken.values()), origin)
+        _name_keys(connection, dialect, {key: refs[i].id for key, i in taken.items()})
+    known |= {key: replace(refs[i], created=False) for key, i in taken.items()}
+    return [refs.get(i) or known[_once_key_of(spec)] for i, spec in enumerate(specs)]
+
+
+def _wanted(specs: Sequence[JobSpec], firsts: Iterable[int]) -> dict[int, JobSpec]:
+    """What is to be inserted: inputs without an idempotency key, and those that have just taken
+    theirs.
+    """
+    taking = set(firsts)
+    return {i: s for i, s in enumerate(specs) if s.idempotency_key is None or i in taking}
+
+
+def _conflict_guard(
+    connection: Connection, dialect: Dialect, specs: Iterable[JobSpec]
+) -> AbstractContextManager[None]:
+    """Around the whole enqueue: what came before a conflict that is an error must go with it."""
+    if any(spec.unique or spec.idempotency_key for spec in specs):
+        return dialect.conflict_guard(connection)
+    return nullcontext()
 
 
 def _enqueue(connection: Connection, dialect: Dialect, spec: JobSpec, origin: str | None) -> JobRef:
@@ -91,8 +111,7 @@ def _insert_or_find(
         row = connection.execute(dialect.sql.insert_one, values).one()
         return _created(spec, row)
     while True:
-        with dialect.conflict_guard(connection):
-            inserted = connection.execute(dialect.sql.insert_one_unless_held, values).first()
+        inserted = connection.execute(dialect.sql.insert_one_unless_held, values).first()
         if inserted is not None:
             return _created(spec, inserted)
         holder = _holders(connection, dialect, [spec]).get(_key_of(spec))
@@ -133,54 +152,95 @@ def _check_position(connection: Connection, dialect: Dialect, spec: JobSpec) -> 
     return through
 
 
+# ---- idempotency keys: taken before the job is inserted, then given its id -----------------------
+
+_Key: TypeAlias = tuple[str, str]
+"""A kind, and a key of that kind."""
+
+
 def _enqueue_once(
     connection: Connection, dialect: Dialect, spec: JobSpec, origin: str | None
 ) -> JobRef:
-    """The idempotency key is taken first: whoever else takes it waits for this transaction."""
-    key = {"kind": spec.kind, "key": spec.idempotency_key}
-    with dialect.conflict_guard(connection):
-        taken = dialect.take_idempotency_key(
-            connection, {**key, "queue": spec.queue, "now": dialect.now()}
-        )
-    if not taken:
-        row = connection.execute(dialect.sql.idempotent_job, key).one()
-        state = None if row.state is None else State(row.state)
-        return JobRef(row.job_id, spec.kind, row.queue, created=False, state=state)
-    try:
+    known = _take_keys(connection, dialect, [spec])
+    if known:
+        (first,) = known.values()
+        return first
+    taken = _firsts([spec])
+    with _giving_back(connection, dialect, taken):
         ref = _insert_or_find(connection, dialect, spec, origin)
-    except CycloneError:
-        _drop_idempotency_key(connection, dialect, spec)
-        raise
-    named = {"of_kind": spec.kind, "of_key": spec.idempotency_key, "job_id": ref.id}
-    connection.execute(dialect.sql.name_idempotent_job, named)
+    _name_keys(connection, dialect, dict.fromkeys(taken, ref.id))
     return ref
 
 
-def _goes_alone(spec: JobSpec) -> bool:
-    """Whether a job of a bulk enqueue needs look-ups of its own."""
-    return spec.idempotency_key is not None or spec.position is not None
+def _firsts(specs: Sequence[JobSpec]) -> dict[_Key, int]:
+    """For each idempotency key the first input that has it."""
+    firsts: dict[_Key, int] = {}
+    for i, spec in enumerate(specs):
+        if spec.idempotency_key is not None:
+            firsts.setdefault(_once_key_of(spec), i)
+    return firsts
 
 
-def _enqueue_each(
-    connection: Connection,
-    dialect: Dialect,
-    numbered: Sequence[tuple[int, JobSpec]],
-    origin: str | None,
-    inserted: Iterable[JobRef],
-) -> dict[int, JobRef]:
-    """Keys and positions are taken in one order: two bulk enqueues never deadlock on them."""
-    refs: dict[int, JobRef] = {}
-    for i, spec in sorted(numbered, key=_taking_order):
-        try:
-            refs[i] = _enqueue(connection, dialect, spec, origin)
-        except CycloneError as exc:
-            _undo(connection, dialect, [*inserted, *refs.values()])
-            for done in (spec for j, spec in numbered if j in refs and refs[j].created):
-                _drop_idempotency_key(connection, dialect, done)
-            if isinstance(exc, DuplicateError):
-                raise DuplicateError([Duplicate(i, exc.kind, exc.key, exc.job)]) from None
-            raise
-    return refs
+def _take_keys(
+    connection: Connection, dialect: Dialect, specs: Iterable[JobSpec]
+) -> dict[_Key, JobRef]:
+    """Take idempotency keys, each named by one of ``specs``; the jobs of those taken before.
+
+    Whoever else takes one waits for this transaction. They are taken in one order, so that two bulk
+    enqueues never deadlock on them.
+    """
+    known: dict[_Key, JobRef] = {}
+    left = {_once_key_of(spec): spec.queue for spec in specs}
+    while left:  # again for those that retention removed between the two statements
+        rows = [(*key, queue) for key, queue in left.items()]
+        bound = dialect.syntax.bind("keys", statements.TAKEN_KEY, rows)
+        taken = connection.execute(dialect.sql.take_keys, {**bound, "now": dialect.now()})
+        for row in taken:
+            del left[row.kind, row.key]
+        found = _jobs_of_keys(connection, dialect, left)
+        known |= found
+        left = {key: queue for key, queue in left.items() if key not in found}
+    return known
+
+
+def _jobs_of_keys(
+    connection: Connection, dialect: Dialect, keys: Collection[_Key]
+) -> dict[_Key, JobRef]:
+    """The first job of each key, without a state if only the key is left of it."""
+    if not keys:
+        return {}
+    bound = dialect.syntax.bind("keys", statements.KEY, list(keys))
+    return {
+        (row.kind, row.key): JobRef(
+            row.job_id, row.kind, row.queue, created=False, state=row.state and State(row.state)
+        )
+        for row in connection.execute(dialect.sql.jobs_of_keys, bound)
+    }
+
+
+def _name_keys(connection: Connection, dialect: Dialect, ids: Mapping[_Key, int]) -> None:
+    """Tie keys just taken to their jobs."""
+    if ids:
+        rows = [(*key, job_id) for key, job_id in ids.items()]
+        bound = dialect.syntax.bind("keys", statements.NAMED_KEY, rows)
+        connection.execute(dialect.sql.name_keys, bound)
+
+
+@contextmanager
+def _giving_back(
+    connection: Connection, dialect: Dialect, keys: Collection[_Key]
+) -> Generator[None]:
+    """A duplicate burns no key that was taken for it."""
+    try:
+        yield
+    except DuplicateError:
+        if keys:
+            bound = dialect.syntax.bind("keys", statements.KEY, list(keys))
+            connection.execute(dialect.sql.give_back_keys, bound)
+        raise
+
+
+# ---- many ----------------------------------------------------------------------------------------
 
 
 def _taking_order(entry: tuple[int, JobSpec]) -> tuple[str, str, str, int]:
@@ -197,17 +257,18 @@ def _drop_idempotency_key(connection: Connection, dialect: Dialect, spec: JobSpe
 def _insert_all(
     connection: Connection,
     dialect: Dialect,
-    numbered: Sequence[tuple[int, JobSpec]],
+    specs: Mapping[int, JobSpec],
     origin: str | None,
 ) -> dict[int, JobRef]:
     """Ids by input order, rows in (kind, unique key) order: two bulk enqueues never deadlock on
     keys.
     """
     refs: dict[int, JobRef] = {}
-    if not numbered:
+    if not specs:
         return refs
-    ids = dialect.draw_ids(connection, len(numbered))
-    left = [(job_id, i, spec) for job_id, (i, spec) in zip(ids, numbered, strict=True)]
+    ids = dialect.draw_ids(connection, len(specs))
+    left = [(job_id, i, spec) for job_id, (i, spec) in zip(ids, specs.items(), strict=True)]
+    left.sort(key=lambda entry: (*_key_of(entry[2]), entry[0]))
     while left:  # again for those whose holder ended between the two statements
         states = _insert_rows(connection, dialect, left, origin)
         refs |= {
@@ -218,14 +279,18 @@ def _insert_all(
         left = [entry for entry in left if entry[0] not in states]
         holders = _holders(connection, dialect, [spec for _, _, spec in left])
         held = {i: holders[key] for _, i, spec in left if (key := _key_of(spec)) in holders}
-        _refuse_duplicates(connection, dialect, dict(numbered), held, refs)
+        _refuse_duplicates(connection, dialect, specs, held, refs)
         refs |= held
         left = [entry for entry in left if entry[1] not in held]
     return refs
 
 
-def _key_of(spec: JobSpec) -> tuple[str, str]:
+def _key_of(spec: JobSpec) -> _Key:
     return spec.kind, spec.unique or ""
+
+
+def _once_key_of(spec: JobSpec) -> _Key:
+    return spec.kind, spec.idempotency_key or ""
 
 
 def _refuse_duplicates(
@@ -262,8 +327,7 @@ def _insert_rows(
             for job_id, _, spec in entries[start : start + INSERT_BATCH]
         ]
         bound = dialect.syntax.bind("jobs", statements.NUMBERED_JOB, rows)
-        with dialect.conflict_guard(connection):
-            inserted = connection.execute(insert, {**bound, "now": dialect.now()}).all()
+        inserted = connection.execute(insert, {**bound, "now": dialect.now()})
         states |= {row.id: State(row.state) for row in inserted}
     return states
 
@@ -274,7 +338,7 @@ INSERT_BATCH = 5_000
 
 def _holders(
     connection: Connection, dialect: Dialect, specs: Sequence[JobSpec]
-) -> dict[tuple[str, str], JobRef]:
+) -> dict[_Key, JobRef]:
     """Who holds these jobs' unique keys now."""
     if not specs:
         return {}
@@ -415,19 +479,27 @@ def renew(
     held = _still_held(connection, dialect, {job_id: leases[job_id] for job_id in missing})
     return Renewal(
         lost=sorted(missing - held),
-        cancel_requested=[row.id for row in renewed if row.cancel_requested],
+        cancel_requested=[row.id for row in renewed if row.cancel_requested_at is not None],
     )
 
 
 def _still_held(connection: Connection, dialect: Dialect, leases: Mapping[int, int]) -> set[int]:
-    if not leases:
-        return set()
-    bound = dialect.syntax.bind("wanted", statements.ID, [(job_id,) for job_id in leases])
-    return {
-        row.id
-        for row in connection.execute(dialect.sql.leases_of, bound)
-        if row.state == State.RUNNING and row.lease == leases[row.id]
-    }
+    found = _leases_of(connection, dialect, leases.keys())
+    return {job_id for job_id, lease in leases.items() if _is_held(found.get(job_id), lease)}
+
+
+def _leases_of(
+    connection: Connection, dialect: Dialect, ids: Collection[int]
+) -> dict[int, sa.Row[Any]]:
+    """The jobs' present leases and states, by a plain read."""
+    if not ids:
+        return {}
+    bound = dialect.syntax.bind("wanted", statements.ID, [(job_id,) for job_id in ids])
+    return {row.id: row for row in connection.execute(dialect.sql.leases_of, bound)}
+
+
+def _is_held(row: sa.Row[Any] | None, lease: int) -> bool:
+    return row is not None and row.state == State.RUNNING and row.lease == lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,74 +516,110 @@ class Settlement:
 
 @dataclass(slots=True)
 class Settled:
-    """What became of a batch: written (by id, with the state that followed), busy, or refused."""
+    """What became of a batch, by job: each is written, busy or refused.
+
+    ``states`` holds what was written, with the state that followed. ``busy`` are those that
+    somebody has locked just now. ``refused`` are those whose lease is not held any more, with the
+    state in which they were found if no later lease was given: somebody ended that very run.
+    """
 
     states: dict[int, State] = field(default_factory=dict[int, State])
     busy: list[int] = field(default_factory=list[int])
-    refused: list[int] = field(default_factory=list[int])
+    refused: dict[int, State | None] = field(default_factory=dict[int, "State | None"])
+
+    def add(self, other: Settled) -> None:
+        """Take in what became of other jobs."""
+        self.states |= other.states
+        self.busy += other.busy
+        self.refused |= other.refused
 
 
-def is_plain(settlement: Settlement) -> bool:
-    """Whether a run simply returned: the batch of such is one statement."""
-    outcome = settlement.outcome
-    return isinstance(outcome, Completed) and outcome.failure is None
-
-
-def is_one_statement(batch: Sequence[Settlement]) -> bool:
-    """Whether a batch is written by one statement, so that it needs no transaction around it."""
-    return all(s.sequence_key is None and is_plain(s) for s in batch)
-
-
-def complete(
-    connection: Connection, dialect: Dialect, settlements: Sequence[Settlement]
-) -> Settled:
-    """Write the ends of runs that returned."""
-    rows = [(s.job_id, s.lease, _result(s.outcome)) for s in settlements]
-    bound = dialect.syntax.bind("done", statements.COMPLETED, rows)
-    written = connection.execute(dialect.sql.complete, {**bound, "now": dialect.now()}).all()
-    hand_on(connection, dialect, _released(written))
-    return _judge(connection, dialect, settlements, written)
-
-
-def release(
+def settle(
     connection: Connection,
     dialect: Dialect,
     settlements: Sequence[Settlement],
     *,
     history_limit: int,
+) -> Settled:
+    """Write how runs ended, of every job one run at most.
+
+    Runs that simply returned are one statement, the hot path. Any other end, and that of a run that
+    was asked to stop, is written together with its history.
+    """
+    settled, others = Settled(), [s for s in settlements if not _is_plain(s)]
+    if len(others) < len(settlements):
+        settled, asked = _complete(connection, dialect, [s for s in settlements if _is_plain(s)])
+        others += asked
+    if others:
+        with dialect.together(connection):
+            settled.add(_release(connection, dialect, others, history_limit))
+    return settled
+
+
+def _is_plain(settlement: Settlement) -> bool:
+    outcome = settlement.outcome
+    return isinstance(outcome, Completed) and outcome.failure is None
+
+
+def _complete(
+    connection: Connection, dialect: Dialect, settlements: Sequence[Settlement]
+) -> tuple[Settled, list[Settlement]]:
+    """Write the ends of runs that returned; those asked to stop are left as they are, and named."""
+    rows = [(s.job_id, s.lease, _result(s.outcome)) for s in settlements]
+    bound = dialect.syntax.bind("done", statements.COMPLETED, rows)
+    written = connection.execute(dialect.sql.complete, {**bound, "now": dialect.now()}).all()
+    missing = _missing(settlements, written)
+    found = _leases_of(connection, dialect, [s.job_id for s in missing])
+    asked = [
+        s
+        for s in missing
+        if _is_held(found.get(s.job_id), s.lease)
+        and found[s.job_id].cancel_requested_at is not None
+    ]
+    return _judged(written, [s for s in missing if s not in asked], found), asked
+
+
+def _release(
+    connection: Connection,
+    dialect: Dialect,
+    settlements: Sequence[Settlement],
+    history_limit: int,
+    *,
     only_expired: bool = False,
 ) -> Settled:
-    """Write every other end of a run, and its history, in one transaction of the caller's."""
+    """Write every other end of a run, and its history."""
     sql = dialect.sql
     statement = sql.release_expired if only_expired else sql.release
     rows = [(s.job_id, s.lease, *_release_values(s.outcome)) for s in settlements]
     bound = dialect.syntax.bind("ended", statements.RELEASED, rows)
     written = connection.execute(statement, {**bound, "now": dialect.now()}).all()
-    hand_on(connection, dialect, _released(written))
-    settled = _judge(connection, dialect, settlements, written)
+    missing = _missing(settlements, written)
+    found = _leases_of(connection, dialect, [s.job_id for s in missing])
+    settled = _judged(written, missing, found)
     _write_history(connection, dialect, settlements, settled.states, history_limit)
     return settled
 
 
-def _released(written: Sequence[sa.Row[Any]]) -> list[Released]:
-    return [
-        Released(row.id, row.sequence_key, row.position)
-        for row in written
-        if row.sequence_key is not None and row.sequence_open is None
-    ]
+def _missing(settlements: Sequence[Settlement], written: Sequence[sa.Row[Any]]) -> list[Settlement]:
+    done = {row.id for row in written}
+    return [s for s in settlements if s.job_id not in done]
 
 
-def _judge(
-    connection: Connection,
-    dialect: Dialect,
-    settlements: Sequence[Settlement],
+def _judged(
     written: Sequence[sa.Row[Any]],
+    missing: Sequence[Settlement],
+    found: Mapping[int, sa.Row[Any]],
 ) -> Settled:
     """Tell apart what was written, what somebody has locked just now, and what was fenced off."""
-    states = {row.id: State(row.state) for row in written}
-    missing = {s.job_id: s.lease for s in settlements if s.job_id not in states}
-    busy = _still_held(connection, dialect, missing)
-    return Settled(states, sorted(busy), sorted(missing.keys() - busy))
+    settled = Settled({row.id: State(row.state) for row in written})
+    for s in missing:
+        row = found.get(s.job_id)
+        if _is_held(row, s.lease):
+            settled.busy.append(s.job_id)
+        else:
+            is_latest = row is not None and row.lease == s.lease
+            settled.refused[s.job_id] = State(row.state) if row and is_latest else None
+    return settled
 
 
 def _result(outcome: Outcome) -> str | None:
@@ -561,7 +669,7 @@ def _write_history(
             *told,
         )
         for s in settlements
-        if s.job_id in states and (told := _told(s.outcome)) is not None
+        if s.job_id in states and (told := _told(s.outcome, states[s.job_id])) is not None
     ]
     if not entries:
         return
@@ -572,12 +680,12 @@ def _write_history(
             connection.execute(dialect.sql.trim_history, {"job_id": s.job_id, "keep": limit})
 
 
-def _told(outcome: Outcome) -> tuple[str | None, str | None] | None:
+def _told(outcome: Outcome, state: State) -> tuple[str | None, str | None] | None:
     """What history keeps of an end: error and details; None if there is nothing to keep."""
     failure = _failure_of(outcome)
     if failure is not None:
         return failure.error, failure.details
-    return (None, None) if isinstance(outcome, CancelledOutcome) else None
+    return (None, None) if state == State.CANCELLED else None
 
 
 def _failure_of(outcome: Outcome) -> Failure | None:
@@ -643,7 +751,7 @@ def rescue(
         _lost(run, "its lease ran out", backoff(run) if run.crashes else timedelta(0))
         for run in runs
     ]
-    return release(connection, dialect, settlements, history_limit=history_limit, only_expired=True)
+    return _release(connection, dialect, settlements, history_limit, only_expired=True)
 
 
 def recover(connection: Connection, dialect: Dialect, *, limit: int, history_limit: int) -> Settled:
@@ -655,7 +763,7 @@ def recover(connection: Connection, dialect: Dialect, *, limit: int, history_lim
     settlements = [
         _lost(LostRun(*row), "it was gone when the next one started", timedelta(0)) for row in rows
     ]
-    return release(connection, dialect, settlements, history_limit=history_limit)
+    return _release(connection, dialect, settlements, history_limit)
 
 
 def _lost(run: LostRun, how: str, delay: timedelta) -> Settlement:
@@ -690,44 +798,47 @@ class Retention:
     dead_letters: bool = False
 
 
+class Place(NamedTuple):
+    """A place in the order in which ended jobs are pruned."""
+
+    finished_at: datetime
+    job_id: int
+
+
+_BEGINNING = Place(EPOCH, 0)
+
+
+def oldest_prunable(
+    connection: Connection, dialect: Dialect, retention: Retention, after: Place | None
+) -> Place | None:
+    """The first job behind a place that :func:`prune` would delete, by a plain read."""
+    statement = dialect.prune_statement(retention.state, retention.dead_letters, only_look=True)
+    found = connection.execute(statement, _prunable(dialect, retention, after)).first()
+    return None if found is None else Place(found.finished_at, found.id)
+
+
 def prune(
     connection: Connection,
     dialect: Dialect,
     retention: Retention,
-    *,
-    after: datetime | None,
-    kept: Sequence[int],
+    after: Place | None,
     limit: int,
-) -> tuple[int, datetime | None]:
-    """Delete one batch of ended jobs; how many, and where to go on.
-
-    ``kept`` are ids to step over: rows that an application's foreign key keeps.
-    """
+) -> Place | None:
+    """Delete one batch of ended jobs behind a place; where to go on, None if none was deleted."""
     statement = dialect.prune_statement(retention.state, retention.dead_letters)
-    params = {**_prunable(dialect, retention, after, kept), "limit": limit}
+    params = {**_prunable(dialect, retention, after), "limit": limit}
     rows = connection.execute(statement, params).all()
-    return len(rows), max((row.finished_at for row in rows), default=None)
+    return max((Place(row.finished_at, row.id) for row in rows), default=None)
 
 
-def oldest_prunable(
-    connection: Connection,
-    dialect: Dialect,
-    retention: Retention,
-    *,
-    after: datetime | None,
-    kept: Sequence[int],
-) -> int | None:
-    """The job that :func:`prune` would delete first."""
-    statement = dialect.prune_statement(retention.state, retention.dead_letters, only_look=True)
-    found = connection.execute(statement, _prunable(dialect, retention, after, kept)).first()
-    return None if found is None else int(found.id)
+def _prunable(dialect: Dialect, retention: Retention, after: Place | None) -> dict[str, Any]:
+    return {**(after or _BEGINNING)._asdict(), "age": retention.age, "now": dialect.now()}
 
 
-def _prunable(
-    dialect: Dialect, retention: Retention, after: datetime | None, kept: Sequence[int]
-) -> dict[str, Any]:
-    bound = dialect.syntax.bind("kept", statements.ID, [(job_id,) for job_id in kept])
-    return {**bound, "age": retention.age, "after": after or EPOCH, "now": dialect.now()}
+def has_old_idempotency_key(connection: Connection, dialect: Dialect, age: timedelta) -> bool:
+    """Whether any idempotency key is older than its retention, by a plain read."""
+    params = {"age": age, "now": dialect.now()}
+    return connection.execute(dialect.sql.old_idempotency_key, params).first() is not None
 
 
 def prune_idempotency_keys(

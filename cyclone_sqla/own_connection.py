@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 from sqlalchemy import ClauseElement, Dialect, Pool
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.pool import PoolProxiedConnection
 from sqlalchemy.sql.compiler import SQLCompiler
 
 T = TypeVar("T")
@@ -61,31 +60,30 @@ class OwnConnection:
     @property
     def driver_connection(self) -> Any:
         """The driver's own connection object."""
-        return self._driver_connection_of(self._connection)
+        return self._dialect.get_driver_connection(self._connection)
 
     def close(self) -> None:
         """End the connection. A broken one is dropped without an error."""
         try:
-            self._call(self._connection.close)
+            self._call(self._dialect.do_terminate, self._connection)
         except Exception as error:  # noqa: BLE001 - any driver, and there is nothing left to save
             _log.debug("a broken connection could not be closed in peace: %r", error)
         finally:
             self._end_loop()
 
-    def _connect(self, pool: Pool) -> PoolProxiedConnection:
-        connection = pool.recreate().connect()
+    def _connect(self, pool: Pool) -> DBAPIConnection:
+        pooled = pool.recreate().connect()
         try:
-            connection.commit()  # a "connect" listener may have left a transaction open
-            self._dialect.set_isolation_level(_dbapi_connection(connection), "AUTOCOMMIT")
-            _keep_alive(self._driver_connection_of(connection))
-            connection.detach()
+            pooled.commit()  # a "connect" listener may have left a transaction open
+            connection = pooled.dbapi_connection
+            assert connection is not None
+            self._dialect.set_isolation_level(connection, "AUTOCOMMIT")
+            _keep_alive(pooled.driver_connection)
+            pooled.detach()
         except BaseException:
-            connection.invalidate()
+            pooled.invalidate()
             raise
         return connection
-
-    def _driver_connection_of(self, connection: PoolProxiedConnection) -> Any:
-        return self._dialect.get_driver_connection(_dbapi_connection(connection))
 
     def _compile(self, statement: ClauseElement) -> SQLCompiler:
         if statement not in self._compiled:
@@ -166,12 +164,6 @@ _FIRST_DELAY = 0.1
 _LONGEST_DELAY = 5.0
 _QUIET = 10.0
 """Seconds after a logged outage in which another one is not worth a line."""
-
-
-def _dbapi_connection(connection: PoolProxiedConnection) -> DBAPIConnection:
-    dbapi_connection = connection.dbapi_connection
-    assert dbapi_connection is not None
-    return dbapi_connection
 
 
 def _event_loop() -> asyncio.AbstractEventLoop:

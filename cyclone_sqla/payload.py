@@ -35,6 +35,8 @@ _LONG_PATH = 20
 _SOME = object()
 """The step to an element of a set, which has no place of its own."""
 
+_STR: set[type] = {str}
+
 Path: TypeAlias = tuple[object, ...]
 
 
@@ -268,17 +270,18 @@ def _compare_sequences(sent: Any, back: Any) -> Fault | None:
 def _compare_mappings(sent: Any, back: Any) -> Fault | None:
     if not isinstance(sent, type(back)):
         return _changed(sent, back)
-    arrived = {key: key for key in back}
+    # A str that is found is the same key; another key may only be equal to it, as True is to 1.
+    arrived = back if set(map(type, sent)) <= _STR else {key: key for key in back}
     for key, part in sent.items():
-        fault = _compare_keys(key, arrived) or difference(part, back[arrived[key]])
+        fault = _compare_keys(key, arrived) or difference(part, back[key])
         if fault is not None:
             return fault.inside(key)
     return None if len(sent) == len(back) else Fault((), "would arrive with other keys")
 
 
-def _compare_keys(key: object, arrived: dict[object, object]) -> Fault | None:
+def _compare_keys(key: object, arrived: Mapping[object, object]) -> Fault | None:
     if key in arrived:
-        fault = difference(key, arrived[key])
+        fault = None if type(key) is str else difference(key, arrived[key])
         return fault and Fault((), f"as a key: {fault.reason}")
     if not isinstance(key, str) and str(key) in arrived:
         return Fault((), f"the key, of type {type(key).__name__}, would arrive as str")

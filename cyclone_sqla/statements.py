@@ -64,6 +64,10 @@ ID: Columns = {"id": BigInteger()}
 
 KEY: Columns = {"of_kind": Text(), "key": Text()}
 
+TAKEN_KEY: Columns = {**KEY, "queue": Text()}
+
+NAMED_KEY: Columns = {**KEY, "job_id": BigInteger()}
+
 NEW_JOB: Columns = {
     "kind": Text(),
     "queue": Text(),
@@ -90,6 +94,11 @@ NUMBERED_JOB: Columns = {"id": BigInteger(), **NEW_JOB}
 class Syntax(Protocol):
     """What a database says in its own words."""
 
+    @property
+    def code_points(self) -> str:
+        """The collation that orders text as Python does, so that both may sort one list."""
+        ...
+
     def now(self) -> ColumnElement[Any]:
         """The present time, as one expression that an index condition can use."""
         ...
@@ -106,18 +115,24 @@ class Syntax(Protocol):
         """JSON text as a value of the column type."""
         ...
 
-    def locked(self, picked: sa.Select[Any], job: sa.FromClause, name: str) -> sa.FromClause:
-        """The picked rows of ``job``, locked in id order; those that others have locked are left
+    def locked(
+        self, picked: sa.Select[Any], job: sa.FromClause, name: str, *, to_delete: bool = False
+    ) -> sa.FromClause:
+        """The picked rows of ``job``, locked in their order; those that others have locked are left
         out.
         """
         ...
 
-    def upsert(self, table: sa.Table, key: dict[str, Any], values: dict[str, Any]) -> Any:
-        """Write a row under its primary key, new or not."""
-        ...
-
-    def insert_unless_held(self, job: sa.Table, source: sa.Select[Any]) -> Any:
-        """An INSERT of ``source`` that skips rows whose unique key is held."""
+    def insert_unless_held(
+        self,
+        table: sa.Table,
+        source: sa.Select[Any],
+        key: Sequence[sa.Column[Any]],
+        where: str | None = None,
+    ) -> Any:
+        """An INSERT of ``source`` that skips rows whose key is held in a unique index, ``where``
+        being the index's own predicate.
+        """
         ...
 
 
@@ -150,7 +165,7 @@ class Statements:
     @cached_property
     def insert_one_unless_held(self) -> Any:
         """One job; no row comes back if an active job holds its unique key."""
-        return self._returning(self.syntax.insert_unless_held(self.job, self._one_job()))
+        return self._returning(self._insert_unless_held(self._one_job()))
 
     @cached_property
     def insert_many(self) -> Any:
@@ -160,9 +175,7 @@ class Statements:
     @cached_property
     def insert_many_unless_held(self) -> Any:
         """The same, skipping those whose unique key is held."""
-        return self._returning(
-            self.syntax.insert_unless_held(self.job, self._many_jobs(NUMBERED_JOB))
-        )
+        return self._returning(self._insert_unless_held(self._many_jobs(NUMBERED_JOB)))
 
     @cached_property
     def undo_insert(self) -> Any:
@@ -188,7 +201,9 @@ class Statements:
 
     def _many_jobs(self, columns: Columns) -> sa.Select[Any]:
         rows = self.syntax.rows("jobs", columns)
-        return self._new_job(rows.c, rows).order_by(rows.c.kind, rows.c.unique_key, rows.c.id)
+        collation = self.syntax.code_points
+        order = (rows.c.kind.collate(collation), rows.c.unique_key.collate(collation), rows.c.id)
+        return self._new_job(rows.c, rows).order_by(*order)
 
     def _new_job(
         self, given: Mapping[str, Any] | Any, rows: sa.FromClause | None = None
@@ -236,48 +251,74 @@ class Statements:
     def _insert(self, source: sa.Select[Any]) -> Any:
         return sa.insert(self.job).from_select(list(source.selected_columns.keys()), source)
 
+    def _insert_unless_held(self, source: sa.Select[Any]) -> Any:
+        key = (self.job.c.kind, self.job.c.unique_key)
+        return self.syntax.insert_unless_held(self.job, source, key, HOLDS_UNIQUE_KEY)
+
     def _returning(self, insert: Any) -> Any:
         return insert.returning(self.job.c.id, self.job.c.state)
 
     # ---- idempotency keys ------------------------------------------------------------------------
 
     @cached_property
-    def idempotent_job(self) -> Any:
-        """The first job of an idempotency key, with its state if it is still there."""
+    def take_keys(self) -> Any:
+        """Take keys, in one order; those that come back were free."""
+        key, given = self.tables.idempotency_key, self.syntax.rows("keys", TAKEN_KEY)
+        source = select(
+            given.c.of_kind.label("kind"),
+            given.c.key.label("key"),
+            given.c.queue.label("queue"),
+            self.now().label("created_at"),
+        ).order_by(given.c.of_kind, given.c.key)
+        insert = self.syntax.insert_unless_held(key, source, (key.c.kind, key.c.key))
+        return insert.returning(key.c.kind, key.c.key)
+
+    @cached_property
+    def jobs_of_keys(self) -> Any:
+        """The first job of each key, with its state if it is still there."""
         key, job = self.tables.idempotency_key, self.job
+        wanted = self.syntax.rows("keys", KEY)
         return (
-            select(key.c.job_id, key.c.queue, job.c.state)
-            .select_from(key.outerjoin(job, job.c.id == key.c.job_id))
-            .where(key.c.kind == bindparam("kind"), key.c.key == bindparam("key"))
+            select(key.c.kind, key.c.key, key.c.job_id, key.c.queue, job.c.state)
+            .select_from(wanted)
+            .join(key, sa.and_(key.c.kind == wanted.c.of_kind, key.c.key == wanted.c.key))
+            .outerjoin(job, job.c.id == key.c.job_id)
         )
 
     @cached_property
-    def name_idempotent_job(self) -> Any:
-        """Tie a key just taken to the job just inserted."""
-        key = self.tables.idempotency_key
+    def name_keys(self) -> Any:
+        """Tie keys just taken to their jobs."""
+        key, given = self.tables.idempotency_key, self.syntax.rows("keys", NAMED_KEY)
         return (
             sa.update(key)
-            .where(key.c.kind == bindparam("of_kind"), key.c.key == bindparam("of_key"))
-            .values(job_id=bindparam("job_id"))
+            .where(key.c.kind == given.c.of_kind, key.c.key == given.c.key)
+            .values(job_id=given.c.job_id)
         )
 
     @cached_property
-    def drop_idempotency_key(self) -> Any:
-        """Take back a key just taken in the same transaction."""
-        key = self.tables.idempotency_key
-        return sa.delete(key).where(key.c.kind == bindparam("kind"), key.c.key == bindparam("key"))
+    def give_back_keys(self) -> Any:
+        """Give back keys just taken in the same transaction."""
+        key, given = self.tables.idempotency_key, self.syntax.rows("keys", KEY)
+        return sa.delete(key).where(
+            sa.tuple_(key.c.kind, key.c.key).in_(select(given.c.of_kind, given.c.key))
+        )
+
+    @cached_property
+    def old_idempotency_key(self) -> Any:
+        """Whether there is a key older than its retention."""
+        return self._old_keys(self.tables.idempotency_key.c.kind).limit(1)
 
     @cached_property
     def prune_idempotency_keys(self) -> Any:
         """Forget keys older than their retention."""
         key = self.tables.idempotency_key
-        old = (
-            select(key.c.kind, key.c.key)
-            .where(key.c.created_at < minus(self.now(), bindparam("age", type_=Duration())))
-            .order_by(key.c.created_at)
-            .limit(bindparam("limit", type_=sa.Integer()))
-        )
+        old = self._old_keys(key.c.kind, key.c.key).limit(bindparam("limit", type_=sa.Integer()))
         return sa.delete(key).where(sa.tuple_(key.c.kind, key.c.key).in_(old))
+
+    def _old_keys(self, *columns: ColumnElement[Any]) -> Any:
+        key = self.tables.idempotency_key
+        oldest_kept = minus(self.now(), bindparam("age", type_=Duration()))
+        return select(*columns).where(key.c.created_at < oldest_kept).order_by(key.c.created_at)
 
     # ---- look ------------------------------------------------------------------------------------
 
@@ -339,7 +380,8 @@ class Statements:
     def leases_of(self) -> Any:
         """The present lease and state of given jobs."""
         job, wanted = self.job, self.syntax.rows("wanted", ID)
-        return select(job.c.id, job.c.lease, job.c.state).where(job.c.id == wanted.c.id)
+        columns = (job.c.id, job.c.lease, job.c.state, job.c.cancel_requested_at)
+        return select(*columns).where(job.c.id == wanted.c.id)
 
     # ---- stage -----------------------------------------------------------------------------------
 
@@ -409,31 +451,32 @@ class Statements:
 
     @cached_property
     def renew(self) -> Any:
-        """Lengthen the leases that are still held; says which runs were asked to stop."""
+        """Lengthen the leases that are still held; says which runs were asked to stop, and when.
+
+        The time itself comes back: in RETURNING, SQLite 3.40 says of a NULL column that it IS NOT
+        NULL.
+        """
         picked = self._held("held", LEASED)
         job = self.job
         return (
             sa.update(job)
             .where(job.c.id == picked.c.id)
             .values(leased_until=plus(self.now(), bindparam("lease_length", type_=Duration())))
-            .returning(job.c.id, job.c.cancel_requested_at.is_not(None).label("cancel_requested"))
+            .returning(job.c.id, job.c.cancel_requested_at)
         )
 
     # ---- settle ----------------------------------------------------------------------------------
 
     @cached_property
     def complete(self) -> Any:
-        """The hot path: runs whose action returned.
-
-        One that was asked to stop ends as cancelled.
-        """
-        picked = self._held("done", COMPLETED)
+        """The hot path: runs whose action returned, and that nobody asked to stop."""
+        picked = self._held("done", COMPLETED, only_unasked=True)
         job = self.job
         return (
             sa.update(job)
             .where(job.c.id == picked.c.id)
             .values(
-                state=self._unless_cancelled(word(State.COMPLETED)),
+                **self._becomes(life.COMPLETE),
                 result=self.syntax.json(picked.c.result),
                 leased_until=None,
                 finished_at=self.now(),
@@ -482,29 +525,14 @@ class Statements:
             .returning(*self._settled)
         )
 
-    @property
-    def _settled(self) -> tuple[ColumnElement[Any], ...]:
-        """What a settled row tells, its line included.
-
-        Plain columns: in RETURNING, SQLite 3.40 takes ``sequence_open IS NULL`` for false, since a
-        partial index says that it is not.
-        """
-        job = self.job.c
-        return job.id, job.state, job.queue, job.position, job.sequence_key, job.sequence_open
-
-    def _leave_line(self, stays: ColumnElement[bool]) -> dict[str, Any]:
-        """A head is released from its line, unless it stays at its place."""
-        job = self.job
-        return {
-            "sequence_open": sa.case((stays, job.c.sequence_open)),
-            "admitted": sa.case((stays, job.c.admitted)),
-        }
-
-    def _halts_if_cancelled(self) -> ColumnElement[bool]:
-        job = self.job
-        return sa.and_(job.c.cancel_requested_at.is_not(None), job.c.on_failure == word("halt"))
-
-    def _held(self, name: str, columns: Columns, *, only_expired: bool = False) -> sa.FromClause:
+    def _held(
+        self,
+        name: str,
+        columns: Columns,
+        *,
+        only_expired: bool = False,
+        only_unasked: bool = False,
+    ) -> sa.FromClause:
         """The given runs whose lease still stands, locked.
 
         "Running" is asked as "has a lease" (a check constraint makes them one): asked by state, a
@@ -521,6 +549,8 @@ class Statements:
         )
         if only_expired:
             held = held.where(job.c.leased_until <= self.now())
+        if only_unasked:
+            held = held.where(job.c.cancel_requested_at.is_(None))
         return self.syntax.locked(held, job, "picked")
 
     def _unless_cancelled(self, state: ColumnElement[Any]) -> ColumnElement[Any]:
@@ -560,12 +590,10 @@ class Statements:
     # ---- prune -----------------------------------------------------------------------------------
 
     def prune(self, state: State, *, dead_letters: bool = False) -> Any:
-        """Delete the oldest ended jobs of one state, a batch at a time, from a place in the order
-        on.
-        """
+        """Delete ended jobs of one state behind a place, the oldest first, a batch at a time."""
         job = self.job.alias("old")
         old = self._old_jobs(job, state, dead_letters).limit(bindparam("limit", type_=sa.Integer()))
-        picked = self.syntax.locked(old, job, "picked")
+        picked = self.syntax.locked(old, job, "picked", to_delete=True)
         return (
             sa.delete(self.job)
             .where(self.job.c.id.in_(select(picked.c.id)))
@@ -576,17 +604,19 @@ class Statements:
         """The one that :meth:`prune` would delete first."""
         return self._old_jobs(self.job.alias("old"), state, dead_letters).limit(1)
 
-    def _old_jobs(self, job: Any, state: State, dead_letters: bool) -> sa.Select[Any]:
-        kept = self.syntax.rows("kept", ID)
+    def _old_jobs(self, job: Any, state: State, dead_letters: bool) -> Any:
+        after = bindparam("finished_at", type_=Timestamp())
         return (
-            select(job.c.id)
+            select(job.c.id, job.c.finished_at)
             .where(
                 predicate(IS_DEAD_LETTER if dead_letters else IS_OVER),
                 job.c.state == word(state),
                 job.c.finished_at < minus(self.now(), bindparam("age", type_=Duration())),
-                job.c.finished_at >= bindparam("after", type_=Timestamp()),
-                job.c.id.not_in(select(kept.c.id)),
-                self._is_no_position_mark(job),
+                # Not one comparison of pairs: the index ends at the time.
+                job.c.finished_at >= after,
+                sa.or_(
+                    job.c.finished_at > after, job.c.id > bindparam("job_id", type_=BigInteger())
+                ),
             )
             .order_by(job.c.finished_at, job.c.id)
         )

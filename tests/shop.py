@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from inspect import isawaitable
 from typing import Any, TypeVar
 
-from sqlalchemy import CheckConstraint, Engine, Table, event, select
+from sqlalchemy import CheckConstraint, Engine, Table, delete, event, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from cyclone_sqla import Cyclone, Job
@@ -73,6 +73,13 @@ class Shop:
         with self.engine.connect() as connection:
             table = self.job_table
             return [tuple(row) for row in connection.execute(select(table).order_by(table.c.id))]
+
+    def clear(self) -> None:
+        """Delete every job, key and row of the application."""
+        with self.engine.begin() as connection:
+            for table in (self.job_table, tables_in(self.cyclone.schema).idempotency_key):
+                connection.execute(table.delete())
+            connection.execute(delete(Order))
 
     def set_state(self, job_id: int, state: str, waits_for: str | None = None) -> None:
         """Put a job into a state, with all that the table demands of it."""

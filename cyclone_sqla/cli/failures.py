@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import click
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from cyclone_sqla.errors import ConfigurationError, CycloneError, SchemaError
 from cyclone_sqla.urls import masked
 
 FAILED = 1
-"""The database could not be reached, is behind, or refused."""
-
 WRONG_USE = 2
-"""An option, a setting or the application is wrong."""
-
 INTERRUPTED = 130
-"""Ctrl-C."""
 
 EXIT_CODES = (
     f"Exit codes: 0 done; {FAILED} the database could not be reached, is behind, or refused; "
@@ -27,39 +22,56 @@ EXIT_CODES = (
 )
 
 
-class Failure(click.ClickException):
-    """A reason to end the process, shown as one line."""
+class Failed(click.ClickException):
+    """The database could not be reached, is behind, or refused. The message is one line."""
 
-    def __init__(self, message: str, exit_code: int = FAILED) -> None:
+    exit_code = FAILED
+
+    def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
-        self.exit_code = exit_code  # type: ignore[misc]  # click's default is a class variable
+
+
+class WrongUse(Failed):
+    """An option, a setting or the application is wrong."""
+
+    exit_code = WRONG_USE
+
+
+class Interrupted(Failed):
+    """Ctrl-C."""
+
+    exit_code = INTERRUPTED
 
 
 @contextmanager
-def one_line_failures() -> Iterator[None]:
+def one_line_failures() -> Generator[None]:
     """Turn what may go wrong in a command into its one line."""
     try:
         yield
     except click.UsageError as exc:
         exc.ctx = None  # it would add two lines of usage
         raise
+    except SchemaError as exc:
+        raise Failed(str(exc)) from exc
+    except ConfigurationError as exc:
+        raise WrongUse(str(exc)) from exc
     except CycloneError as exc:
-        wrong_use = isinstance(exc, ConfigurationError) and not isinstance(exc, SchemaError)
-        raise Failure(str(exc), WRONG_USE if wrong_use else FAILED) from exc
+        raise Failed(str(exc)) from exc
     except KeyboardInterrupt as exc:
-        raise Failure("interrupted", INTERRUPTED) from exc
+        raise Interrupted("interrupted") from exc
 
 
 @contextmanager
-def database_failures(url: sa.URL) -> Iterator[None]:
-    """Name the database in the errors of its driver."""
+def database_failures(url: sa.URL) -> Generator[None]:
+    """Name the database in the errors of its driver, and in those that keep it from loading."""
     try:
         yield
     except DBAPIError as exc:
-        raise Failure(f"{masked(url)}: {exc.orig}") from exc
+        raise Failed(f"{masked(url)}: {exc.orig}") from exc
+    except ArgumentError as exc:
+        raise WrongUse(f"{masked(url)}: {exc}") from exc
     except ImportError as exc:
-        raise Failure(
+        raise WrongUse(
             f"the driver of {masked(url)} can't be loaded ({exc}); for PostgreSQL: "
-            "pip install 'cyclone-sqla[binary]'",
-            WRONG_USE,
+            "pip install 'cyclone-sqla[binary]'"
         ) from exc

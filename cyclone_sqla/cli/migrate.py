@@ -22,8 +22,8 @@ HEAD = "head"
 @click.option("--check", is_flag=True, help="Change nothing; exit 1 if an upgrade is needed.")
 @click.option(
     "--lock-timeout",
-    type=click.FloatRange(min=0),
-    default=30.0,
+    type=click.IntRange(0, 86_400),
+    default=30,
     show_default=True,
     metavar="SECONDS",
     help="How long to wait for another migration, and for each table in use.",
@@ -34,7 +34,7 @@ def command(
     downgrade: str | None,
     sql: bool,
     check: bool,
-    lock_timeout: float,
+    lock_timeout: int,
 ) -> None:
     """Create or upgrade the queue's tables.
 

@@ -11,7 +11,7 @@ from functools import wraps
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
-from typing import Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import click
 import sqlalchemy as sa
@@ -23,6 +23,7 @@ from cyclone_sqla.schema_version import check_schema
 from cyclone_sqla.urls import masked, parsed
 
 P = ParamSpec("P")
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 DATABASE_URL = "CYCLONE_DATABASE_URL"
 
@@ -46,22 +47,34 @@ class Target:
         return masked(self.url) + (f" (schema {self.schema})" if self.schema else "")
 
 
-def takes_target(command: Callable[Concatenate[Target, P], None]) -> Callable[..., None]:
-    """Give a command `--database-url`, `--schema` and `--app`; its first argument is the Target."""
+def target_options(command: Command) -> Command:
+    """Give a command `--database-url`, `--schema` and `--app`, for ``find_target``."""
+    for option in reversed(_TARGET_OPTIONS):
+        command = option(command)
+    return command
 
-    @click.option(
+
+_TARGET_OPTIONS = (
+    click.option(
         "--database-url",
         envvar=DATABASE_URL,
         show_envvar=True,
         metavar="URL",
         help=f"The database. Without it: the one of the application, or {DEFAULT_URL}.",
-    )
-    @click.option("--schema", metavar="NAME", help="The schema of the queue's tables.")
-    @click.option(
+    ),
+    click.option("--schema", metavar="NAME", help="The schema of the queue's tables."),
+    click.option(
         "--app",
         metavar="MODULE:ATTRIBUTE",
         help="The application's Cyclone. Default: `app` of [tool.cyclone-sqla] in pyproject.toml.",
-    )
+    ),
+)
+
+
+def takes_target(command: Callable[Concatenate[Target, P], None]) -> Callable[..., None]:
+    """Give a command the options of a Target, which it takes as its first argument."""
+
+    @target_options
     @wraps(command)
     def with_target(
         database_url: str | None,
@@ -75,8 +88,20 @@ def takes_target(command: Callable[Concatenate[Target, P], None]) -> Callable[..
     return with_target
 
 
-def find_target(database_url: str | None, schema: str | None, app: str | None) -> Target:
+def say_on_stderr(text: str) -> None:
+    """For people, beside what a command prints for programs."""
+    click.echo(text, err=True)
+
+
+def find_target(
+    database_url: str | None,
+    schema: str | None,
+    app: str | None,
+    say: Callable[[str], None] = say_on_stderr,
+) -> Target:
     """The database, schema and application that the options, and what stands in for them, name.
+
+    ``say`` is told if nothing names a database, so that it is the default one.
 
     Raises:
         ConfigurationError: one of them can't be; in one line.
@@ -86,15 +111,17 @@ def find_target(database_url: str | None, schema: str | None, app: str | None) -
     if schema is None and cyclone is not None:
         schema = cyclone.schema
     check_schema(schema)
-    return Target(_database(database_url, cyclone), schema, cyclone)
+    return Target(_database(database_url, cyclone, say), schema, cyclone)
 
 
-def _database(database_url: str | None, cyclone: Cyclone | None) -> Engine | sa.URL:
+def _database(
+    database_url: str | None, cyclone: Cyclone | None, say: Callable[[str], None]
+) -> Engine | sa.URL:
     if database_url is not None:
         return parsed(database_url)
     found = cyclone.resolve_database() if cyclone is not None else None
     if found is None:
-        click.echo(f"No database was named: using {DEFAULT_URL}", err=True)
+        say(f"No database was named: using {DEFAULT_URL}")
         return parsed(DEFAULT_URL)
     return found
 

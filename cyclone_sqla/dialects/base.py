@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, StatementError
 from sqlalchemy.orm import Session
 
 from cyclone_sqla.clock import Clock
@@ -41,6 +42,8 @@ class Dialect(ABC):
     syntax: Syntax
     notifies = False
     """Whether the database itself calls other processes, by NOTIFY."""
+    embedded = False
+    """Whether it is a file of this host, which a worker sets up by itself."""
     one_writer = False
     """Whether a write transaction keeps every other one out."""
 
@@ -82,18 +85,6 @@ class Dialect(ABC):
     @abstractmethod
     def draw_ids(self, connection: Connection, count: int) -> list[int]:
         """The next job ids, rising."""
-
-    @abstractmethod
-    def lock_sequence(self, connection: Connection, key: str) -> None:
-        """Keep other transactions that ask for this lock out until this one ends."""
-
-    @abstractmethod
-    def number_sequence(self, connection: Connection, key: str) -> None:
-        """Write down that the jobs of this key have positions."""
-
-    @abstractmethod
-    def take_idempotency_key(self, connection: Connection, values: Mapping[str, Any]) -> bool:
-        """Take a key for this transaction; False if it was taken before."""
 
     @abstractmethod
     def hint_sender(self, engine: Engine, url: sa.URL | None) -> HintSender:
@@ -158,9 +149,22 @@ class Dialect(ABC):
     ) -> list[sa.Row[Any]]:
         """Claim up to ``slots[queue]`` available jobs of each queue."""
 
+    def call_workers(self, connection: Connection, queues: Collection[str]) -> None:
+        """Tell other workers of jobs in these queues, where the database is what tells them."""
+
+    @abstractmethod
+    def together(self, connection: Connection) -> AbstractContextManager[None]:
+        """Statements of a worker that commit together, inside a step or a transaction of its own."""
+
     @abstractmethod
     def is_passing(self, error: BaseException) -> bool:
         """Whether a worker's own transaction that met this error is simply run again."""
+
+    def is_of_the_data(self, error: BaseException) -> bool:
+        """Whether the values or a row were refused, so that the rest of a batch may well pass."""
+        if isinstance(error, DBAPIError):
+            return isinstance(error, DataError | IntegrityError)
+        return isinstance(error, StatementError | UnicodeError | OverflowError)
 
 
 class WorkerConnection(ABC):

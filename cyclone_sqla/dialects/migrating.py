@@ -6,8 +6,9 @@ import hashlib
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from cyclone_sqla.dialects import dialect_of
 from cyclone_sqla.dialects.postgresql import sqlstate_of
 from cyclone_sqla.dialects.sqlite import errorname_of
 from cyclone_sqla.errors import ConfigurationError, DatabaseBusyError, SchemaError, TransactionError
+from cyclone_sqla.settings import DEFAULT_SETTINGS
 from cyclone_sqla.urls import worker_url
 
 T = TypeVar("T")
@@ -42,6 +44,7 @@ class Migrating(ABC):
     def __init__(self, lock_timeout: timedelta) -> None:
         """Args: lock_timeout: how long to wait for another migration, and for each table in use."""
         self.seconds = lock_timeout.total_seconds()
+        self.milliseconds = max(1, round(self.seconds * 1000))  # 0 would be no limit
 
     @abstractmethod
     def transaction(self, database: Engine | sa.URL) -> AbstractContextManager[Connection]:
@@ -73,7 +76,7 @@ class MigratingPostgres(Migrating):
     """An advisory lock that the end of the transaction frees, so it also works through a pooler."""
 
     @contextmanager
-    def transaction(self, database: Engine | sa.URL) -> Iterator[Connection]:
+    def transaction(self, database: Engine | sa.URL) -> Generator[Connection]:
         if isinstance(database, sa.URL):
             # Those who wait for us find this name.
             database = database.update_query_dict({"fallback_application_name": APPLICATION_NAME})
@@ -85,7 +88,7 @@ class MigratingPostgres(Migrating):
             engine.dispose()
 
     @contextmanager
-    def reading(self, database: Engine | sa.URL) -> Iterator[Connection]:
+    def reading(self, database: Engine | sa.URL) -> Generator[Connection]:
         engine = own_engine(database)
         try:
             with engine.connect() as connection:
@@ -94,11 +97,11 @@ class MigratingPostgres(Migrating):
             engine.dispose()
 
     @contextmanager
-    def held(self, connection: Connection, schema: str | None) -> Iterator[None]:
+    def held(self, connection: Connection, schema: str | None) -> Generator[None]:
         _refuse_unfit(connection)
         self._wait_for_others(connection, schema)
         before = connection.scalar(_LOCK_TIMEOUT)
-        connection.execute(_SET_LOCK_TIMEOUT, {"value": f"{round(self.seconds * 1000)}ms"})
+        connection.execute(_SET_LOCK_TIMEOUT, {"value": f"{self.milliseconds}ms"})
         try:
             yield
         except DBAPIError as exc:
@@ -137,7 +140,7 @@ class MigratingSqlite(Migrating):
     """The write lock of the file, which also lets go when its holder dies."""
 
     @contextmanager
-    def transaction(self, database: Engine | sa.URL) -> Iterator[Connection]:
+    def transaction(self, database: Engine | sa.URL) -> Generator[Connection]:
         engine = own_engine(database)
         try:
             writing = engine.execution_options(cyclone_begin="IMMEDIATE")
@@ -150,25 +153,22 @@ class MigratingSqlite(Migrating):
             engine.dispose()
 
     @contextmanager
-    def reading(self, database: Engine | sa.URL) -> Iterator[Connection]:
+    def reading(self, database: Engine | sa.URL) -> Generator[Connection]:
         engine = sa.create_engine("sqlite://") if _is_missing(database) else own_engine(database)
         try:
             with self._patiently(engine.connect) as connection:
                 driver: Any = connection.connection.driver_connection
-                driver.execute(f"PRAGMA busy_timeout={round(self.seconds * 1000)}")
+                driver.execute(f"PRAGMA busy_timeout={self.milliseconds}")
                 yield connection
         finally:
             engine.dispose()
 
     @contextmanager
-    def held(self, connection: Connection, schema: str | None) -> Iterator[None]:
-        """A transaction of Python's sqlite3 begins at a write, and DDL is none: begin it here."""
+    def held(self, connection: Connection, schema: str | None) -> Generator[None]:
         if not connection.in_transaction():
             connection.begin()
-        driver: Any = connection.connection.driver_connection
         try:
-            if not driver.in_transaction:
-                self._patiently(lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+            self._patiently(lambda: _take_write_lock(connection))
             yield
         except DBAPIError as exc:
             if not _is_busy(exc):
@@ -214,7 +214,7 @@ class MigratingSqlite(Migrating):
             try:
                 return step()
             except Exception as exc:
-                if not _is_busy(exc):
+                if not _is_busy(exc) or errorname_of(exc) == HOPELESS:
                     raise
                 if time.monotonic() > give_up:
                     raise DatabaseBusyError(
@@ -227,7 +227,23 @@ class MigratingSqlite(Migrating):
 def own_engine(database: Engine | sa.URL) -> Engine:
     """An engine of our own for the application's database."""
     url = worker_url(database if isinstance(database, sa.URL) else database.url)
-    return dialect_of(url.get_backend_name(), None, DatabaseClock()).worker_engine(database)
+    dialect = dialect_of(url.get_backend_name(), None, DatabaseClock())
+    # A statement that is prepared may be met again by someone else behind a transaction pooler.
+    return dialect.worker_engine(database, replace(DEFAULT_SETTINGS, prepare=False))
+
+
+def _take_write_lock(connection: Connection) -> None:
+    """Take it before anything is read: two who read first could not both write.
+
+    Python's sqlite3 begins at a write, and DDL is none to it: then the transaction begins here.
+    Where the application has sent a BEGIN, only a write takes the lock.
+    """
+    driver: Any = connection.connection.driver_connection
+    if not driver.in_transaction:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    elif connection.get_execution_options().get("cyclone_begin") != "IMMEDIATE":
+        connection.exec_driver_sql("CREATE TABLE cyclone_write_lock (taken)")
+        connection.exec_driver_sql("DROP TABLE cyclone_write_lock")
 
 
 def _is_missing(database: Engine | sa.URL) -> bool:
@@ -247,10 +263,11 @@ def _refuse_unfit(connection: Connection) -> None:
             "itself: migrate in a transaction"
         )
     isolation = connection.scalar(_ISOLATION)
-    if isolation != "read committed":
+    if isolation not in ("read committed", "read uncommitted"):
         raise TransactionError(
-            f"this transaction is {isolation.upper()}, so after waiting for another migration it "
-            'could not see its work: use execution_options(isolation_level="READ COMMITTED")'
+            f"this transaction is {str(isolation).upper()}, so after waiting for another migration "
+            "it could not see its work: use "
+            'execution_options(isolation_level="READ COMMITTED")'
         )
 
 
@@ -262,6 +279,9 @@ def _lock_key(schema: str) -> int:
 APPLICATION_NAME = "cyclone-sqla migrate"
 
 LOCK_NOT_AVAILABLE = "55P03"
+
+HOPELESS = "SQLITE_BUSY_SNAPSHOT"
+"""The transaction has read what another one changed since: it will never write."""
 
 _KEY = bindparam("key", type_=BigInteger())
 _TRY_LOCK = sa.select(sa.func.pg_try_advisory_xact_lock(_KEY))

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy import BigInteger, Connection, Engine, Text, bindparam, event, func, select
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.dialects.postgresql import insert as pg_insert
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, ProgrammingError
 from sqlalchemy.orm import Session
 
 from cyclone_sqla.dialects.base import AUTOCOMMIT, Dialect, HintMode, WorkerConnection
@@ -39,9 +39,14 @@ OLDEST_VERSION = 14
 _PASSING = {"40001", "40P01", "55P03"}
 """Serialization failure, deadlock victim, lock not available: run the transaction again."""
 
+_OF_THE_DATA = {"22", "23", "44", "54", "P0"}
+"""Classes of SQLSTATE that are about one row: bad data, a constraint, a size, somebody's trigger."""
+
 
 class PostgresSyntax:
     """PostgreSQL's own words."""
+
+    code_points = "C"
 
     def now(self) -> sa.ColumnElement[Any]:
         """A scalar sub-select: an index condition, where the bare function would be a filter.
@@ -70,23 +75,25 @@ class PostgresSyntax:
     def json(self, text: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
         return sa.cast(text, JsonText())
 
-    def locked(self, picked: sa.Select[Any], job: sa.FromClause, name: str) -> sa.FromClause:
+    def locked(
+        self, picked: sa.Select[Any], job: sa.FromClause, name: str, *, to_delete: bool = False
+    ) -> sa.FromClause:
         """FOR NO KEY UPDATE: a row that an application's foreign key refers to is not hidden by
-        that.
+        that. A row to delete is: it would have to wait for that row's transaction.
         """
-        locking = picked.with_for_update(of=job, skip_locked=True, key_share=True)
+        locking = picked.with_for_update(of=job, skip_locked=True, key_share=not to_delete)
         return locking.cte(name).prefix_with("MATERIALIZED")
 
-    def upsert(self, table: sa.Table, key: dict[str, Any], values: dict[str, Any]) -> Any:
-        insert = pg_insert(table).values(**key, **values)
-        return insert.on_conflict_do_update(index_elements=list(key), set_=values)
-
-    def insert_unless_held(self, job: sa.Table, source: sa.Select[Any]) -> Any:
-        return (
-            pg_insert(job)
-            .from_select(list(source.selected_columns.keys()), source)
-            .on_conflict_do_nothing()
-        )
+    def insert_unless_held(
+        self,
+        table: sa.Table,
+        source: sa.Select[Any],
+        key: Sequence[sa.Column[Any]],
+        where: str | None = None,
+    ) -> Any:
+        insert = pg_insert(table).from_select(list(source.selected_columns.keys()), source)
+        predicate = None if where is None else sa.text(where)
+        return insert.on_conflict_do_nothing(index_elements=key, index_where=predicate)
 
 
 class PostgresDialect(Dialect):
@@ -128,17 +135,6 @@ class PostgresDialect(Dialect):
         table = connection.dialect.identifier_preparer.format_table(self.tables.job)
         return sorted(connection.scalars(_DRAW_IDS, {"table": table, "count": count}))
 
-    def lock_sequence(self, connection: Connection, key: str) -> None:
-        """An advisory lock by the hash of schema and key: two keys may share one, which only waits."""
-        name = f"cyclone_sqla:{self.schema or ''}:{key}"
-        connection.execute(_LOCK_SEQUENCE, {"name": name})
-
-    def number_sequence(self, connection: Connection, key: str) -> None:
-        connection.execute(self._number_sequence, {"key": key})
-
-    def take_idempotency_key(self, connection: Connection, values: Mapping[str, Any]) -> bool:
-        return connection.execute(self._take_key, values).first() is not None
-
     def hint_sender(self, engine: Engine, url: sa.URL | None) -> HintSender:
         return notify_sender(engine if url is None else hint_engine(worker_url(url)))
 
@@ -160,7 +156,7 @@ class PostgresDialect(Dialect):
         self, database: Engine | sa.URL, settings: WorkerSettings = DEFAULT_SETTINGS
     ) -> Engine:
         pool: dict[str, Any] = {"pool_size": 5, "max_overflow": 2}
-        if isinstance(database, sa.URL) or database.dialect.driver != "psycopg":
+        if isinstance(database, sa.URL) or not _is_like_ours(database):
             url = database if isinstance(database, sa.URL) else database.url
             engine = sa.create_engine(worker_url(url), **pool)
         else:
@@ -191,33 +187,27 @@ class PostgresDialect(Dialect):
         del given["kinds"]
         return list(connection.execute(self._claim, given).all())
 
+    def call_workers(self, connection: Connection, queues: Collection[str]) -> None:
+        notify_in_transaction(connection, notify_channel(self.schema), queues)
+
+    def together(self, connection: Connection) -> AbstractContextManager[None]:
+        return _begun(connection)
+
     def is_passing(self, error: BaseException) -> bool:
         state = sqlstate_of(error)
         return state in _PASSING or (state == "23505" and "cyclone_job_admitted" in str(error))
+
+    def is_of_the_data(self, error: BaseException) -> bool:
+        state = sqlstate_of(error)
+        if state is None:  # psycopg itself: it has no way to send such a value
+            return isinstance(error, ProgrammingError) or super().is_of_the_data(error)
+        return state[:2] in _OF_THE_DATA and not self.is_passing(error)
 
     # ---- statements ------------------------------------------------------------------------------
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._claim = self._build_claim()
-        key = self.tables.idempotency_key
-        self._take_key = (
-            pg_insert(key)
-            .values(
-                kind=bindparam("kind"),
-                key=bindparam("key"),
-                queue=bindparam("queue"),
-                created_at=self.sql.now(),
-            )
-            .on_conflict_do_nothing(index_elements=[key.c.kind, key.c.key])
-            .returning(key.c.kind)
-        )
-        sequence = self.tables.sequence
-        numbering = pg_insert(sequence).values(key=bindparam("key"), released_through=0)
-        self._number_sequence = numbering.on_conflict_do_update(
-            index_elements=[sequence.c.key],
-            set_={"released_through": func.coalesce(sequence.c.released_through, 0)},
-        )
 
     def _build_claim(self) -> Any:
         """All queues in one statement; for each, the first of every known kind, then the first of
@@ -283,20 +273,22 @@ class PostgresConnection(WorkerConnection):
     trip.
 
     Transactions are begun by hand and pin READ COMMITTED, whatever the application's engine says.
+    Where the server's or the role's own default is stricter, every step is such a transaction.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
         self._connection: Connection | None = None
+        self._is_strict = False
         self._lock = threading.Lock()
 
     @contextmanager
     def step(self) -> Generator[Connection]:
         with self._lock:
-            if self._connection is None:
-                self._connection = self._engine.connect()
             try:
-                yield self._connection
+                connection = self._connected()
+                with _begun(connection) if self._is_strict else nullcontext():
+                    yield connection
             except BaseException:
                 self._drop()
                 raise
@@ -305,14 +297,19 @@ class PostgresConnection(WorkerConnection):
 
     @contextmanager
     def transaction(self) -> Generator[Connection]:
-        with self.step() as connection:
-            connection.exec_driver_sql("BEGIN ISOLATION LEVEL READ COMMITTED")
+        with self.step() as connection, _begun(connection):
             yield connection
-            connection.exec_driver_sql("COMMIT")
 
     def close(self) -> None:
         with self._lock:
             self._drop()
+
+    def _connected(self) -> Connection:
+        if self._connection is None:
+            self._connection = self._engine.connect()
+            shown = self._connection.exec_driver_sql("SHOW default_transaction_isolation")
+            self._is_strict = shown.scalar() not in ("read committed", "read uncommitted")
+        return self._connection
 
     def _drop(self) -> None:
         """After an error it is not used again: it may be lost, or lead to a demoted server."""
@@ -320,6 +317,20 @@ class PostgresConnection(WorkerConnection):
         if connection is not None:
             connection.invalidate()
             connection.close()
+
+
+@contextmanager
+def _begun(connection: Connection) -> Generator[None]:
+    """One READ COMMITTED transaction on a connection in AUTOCOMMIT, or the one that is open."""
+    from psycopg.pq import TransactionStatus
+
+    driver: Any = connection.connection.driver_connection
+    if driver.info.transaction_status != TransactionStatus.IDLE:
+        yield
+        return
+    connection.exec_driver_sql("BEGIN ISOLATION LEVEL READ COMMITTED")
+    yield
+    connection.exec_driver_sql("COMMIT")
 
 
 def sqlstate_of(error: BaseException) -> str | None:
@@ -346,12 +357,20 @@ def _isolation_of(connection: Connection) -> str:
 
     A level set by the application's own ``SET TRANSACTION`` is not seen.
     """
-    level = getattr(connection.connection.dbapi_connection, "isolation_level", None)
+    fairy = connection.connection
+    level = getattr(fairy.dbapi_connection, "isolation_level", None)
+    if level is None:  # SQLAlchemy's adapter of asyncpg has it, that of an async psycopg has not
+        level = getattr(fairy.driver_connection, "isolation_level", None)
     if level is None:
         return connection.dialect.default_isolation_level or "READ COMMITTED"
     if isinstance(level, int) and not hasattr(level, "name"):  # psycopg2's numbers
         return {1: "READ COMMITTED", 4: "READ UNCOMMITTED"}.get(level, "REPEATABLE READ")
     return str(getattr(level, "name", level)).replace("_", " ").upper()
+
+
+def _is_like_ours(engine: Engine) -> bool:
+    """Whether its connections could be the worker's: psycopg's, and not its asynchronous kind."""
+    return engine.dialect.driver == "psycopg" and not engine.dialect.is_async
 
 
 def _never_prepare(connection: Any, _record: Any) -> None:

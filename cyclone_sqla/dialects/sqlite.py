@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, Text, bindparam, event, func, select
@@ -48,6 +48,9 @@ from cyclone_sqla.settings import DEFAULT_SETTINGS, WorkerSettings
 from cyclone_sqla.statements import Columns, predicate
 from cyclone_sqla.urls import worker_url
 
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
 log = logging.getLogger("cyclone_sqla.sqlite")
 
 OLDEST_VERSION = (3, 35, 0)
@@ -59,18 +62,17 @@ _BROKEN = ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_CORRUPT")
 _safe_savepoints: weakref.WeakSet[sa.Dialect] = weakref.WeakSet()
 
 
-def begin_before_savepoints(engine: Engine) -> None:
+def begin_before_savepoints(engine: Engine | AsyncEngine) -> None:
     """Make SAVEPOINT safe on an application's SQLite engine: call it once after
     ``create_engine()``.
 
     Python's sqlite3 begins a transaction at the first write, not at a SAVEPOINT. A savepoint that
     comes first *is* the transaction, and releasing it commits. With this, a BEGIN is sent before
-    it. For an AsyncEngine pass its ``sync_engine``.
+    it. The engine of another database is left alone.
     """
-    if engine.dialect in _safe_savepoints:
-        return
-    _safe_savepoints.add(engine.dialect)
-    event.listen(engine, "savepoint", _begin)
+    if engine.dialect.name == "sqlite" and engine.dialect not in _safe_savepoints:
+        event.listen(getattr(engine, "sync_engine", engine), "savepoint", _begin)
+        _safe_savepoints.add(engine.dialect)
 
 
 def _begin(connection: Connection, _name: str) -> None:
@@ -81,6 +83,8 @@ def _begin(connection: Connection, _name: str) -> None:
 
 class SqliteSyntax:
     """SQLite's own words."""
+
+    code_points = "BINARY"
 
     def now(self) -> sa.ColumnElement[Any]:
         return bindparam("now", type_=Timestamp())
@@ -111,24 +115,25 @@ class SqliteSyntax:
     def json(self, text: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
         return text
 
-    def locked(self, picked: sa.Select[Any], job: sa.FromClause, name: str) -> sa.FromClause:
-        return picked.cte(name)
+    def locked(
+        self, picked: sa.Select[Any], job: sa.FromClause, name: str, *, to_delete: bool = False
+    ) -> sa.FromClause:
+        return picked.subquery(name)
 
-    def upsert(self, table: sa.Table, key: dict[str, Any], values: dict[str, Any]) -> Any:
-        insert = sqlite_insert(table).values(**key, **values)
-        return insert.on_conflict_do_update(index_elements=list(key), set_=values)
-
-    def insert_unless_held(self, job: sa.Table, source: sa.Select[Any]) -> Any:
+    def insert_unless_held(
+        self,
+        table: sa.Table,
+        source: sa.Select[Any],
+        key: Sequence[sa.Column[Any]],
+        where: str | None = None,
+    ) -> Any:
         """``WHERE true`` is what lets ON CONFLICT follow a SELECT without being read as a join's
         ON.
         """
-        return (
-            sqlite_insert(job)
-            .from_select(
-                list(source.selected_columns.keys()), source.where(sa.literal_column("true"))
-            )
-            .on_conflict_do_nothing()
-        )
+        source = source.where(sa.literal_column("true"))
+        insert = sqlite_insert(table).from_select(list(source.selected_columns.keys()), source)
+        predicate = None if where is None else sa.text(where)
+        return insert.on_conflict_do_nothing(index_elements=key, index_where=predicate)
 
 
 _ENCODERS: dict[type, Callable[[Any], int]] = {
@@ -142,30 +147,14 @@ class SqliteDialect(Dialect):
 
     name = "sqlite"
     syntax = SqliteSyntax()
+    embedded = True
     one_writer = True
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._claim = self._build_claim()
         self._probe = self._build_probe()
-        key, counter = self.tables.idempotency_key, self.tables.counter
-        self._take_key = (
-            sqlite_insert(key)
-            .values(
-                kind=bindparam("kind"),
-                key=bindparam("key"),
-                queue=bindparam("queue"),
-                created_at=self.sql.now(),
-            )
-            .on_conflict_do_nothing(index_elements=[key.c.kind, key.c.key])
-            .returning(key.c.kind)
-        )
-        sequence = self.tables.sequence
-        numbering = sqlite_insert(sequence).values(key=bindparam("key"), released_through=0)
-        self._number_sequence = numbering.on_conflict_do_update(
-            index_elements=[sequence.c.key],
-            set_={"released_through": func.coalesce(sequence.c.released_through, 0)},
-        )
+        counter = self.tables.counter
         self._raise_leases = (
             sa.update(counter)
             .where(counter.c.name == LEASE_COUNTER)
@@ -178,6 +167,8 @@ class SqliteDialect(Dialect):
         return self.clock.now() or datetime.now(UTC)
 
     def refuse_unfit(self, connection: Connection) -> None:
+        if not connection.in_transaction():
+            connection.begin()  # an engine's own "begin" listener is what begins on some
         driver: Any = connection.connection.driver_connection
         if driver.in_transaction:
             self._refuse_unsafe_savepoint(connection, driver)
@@ -229,15 +220,6 @@ class SqliteDialect(Dialect):
         connection.execute(self._raise_leases, {"count": 0})
         last = connection.scalar(_LAST_ID) or 0
         return list(range(last + 1, last + 1 + count))
-
-    def lock_sequence(self, connection: Connection, key: str) -> None:
-        """Nothing to do: ids are given under the write lock, so their order is commit order."""
-
-    def number_sequence(self, connection: Connection, key: str) -> None:
-        connection.execute(self._number_sequence, {"key": key})
-
-    def take_idempotency_key(self, connection: Connection, values: Mapping[str, Any]) -> bool:
-        return connection.execute(self._take_key, values).first() is not None
 
     def hint_sender(self, engine: Engine, url: sa.URL | None) -> HintSender:
         return local_sender(engine)
@@ -301,8 +283,11 @@ class SqliteDialect(Dialect):
             rows += claimed
         return rows
 
+    def together(self, connection: Connection) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def is_passing(self, error: BaseException) -> bool:
-        return isinstance(error, DatabaseBusyError) or errorname_of(error).startswith("SQLITE_BUSY")
+        return errorname_of(error).startswith("SQLITE_BUSY")
 
     def _build_probe(self) -> Any:
         job = self.tables.job
@@ -312,7 +297,8 @@ class SqliteDialect(Dialect):
             predicate(IS_AVAILABLE), job.c.queue == queues.c.queue, job.c.kind == kinds.c.kind
         )
         both = kinds.join(queues, sa.true())
-        return select(queues.c.queue).select_from(both).where(is_there).limit(1)
+        look = select(queues.c.queue).select_from(both).where(is_there)
+        return look.where(self.sql.not_paused(queues.c.queue)).limit(1)
 
     def _build_claim(self) -> Any:
         """One queue; the first of every known kind, then the first of those.

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 log = logging.getLogger("cyclone_sqla.worker")
@@ -37,7 +38,8 @@ class EventLoopThread:
         """End what actions left behind, then the loop and its thread: some seconds at most."""
         self._closing = True
         if self._loop is not None and self._thread is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            with suppress(RuntimeError):  # closed before
+                self.call(self._loop.stop)
             self._thread.join(3 * _CLEAN_UP)
 
     def _start(self) -> asyncio.AbstractEventLoop:
@@ -62,6 +64,7 @@ class EventLoopThread:
 
     def _clean_up(self, loop: asyncio.AbstractEventLoop) -> None:
         """As ``asyncio.run`` does, but with an end to its patience."""
+        loop.set_task_factory(None)  # an action may have set one
         left = asyncio.all_tasks(loop)
         for task in left:
             task.cancel("the worker is stopping")

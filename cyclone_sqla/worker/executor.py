@@ -159,12 +159,9 @@ class Executor:
             self._start_task(run, contextvars.Context())
 
     def _start_task(self, run: Run, context: contextvars.Context, value: Any = None) -> None:
-        coroutine = self._run_async(run, value)
-        try:
-            asyncio.get_running_loop().create_task(coroutine, context=context)
-        except BaseException as exc:  # noqa: BLE001 - an action may have set a task factory
-            coroutine.close()
-            self._finish(run, outcome_of(run, exc))
+        # Not by create_task, which would ask a task factory that an action may have set.
+        loop = asyncio.get_running_loop()
+        asyncio.Task(self._run_async(run, value), loop=loop, context=context)
 
     async def _run_async(self, run: Run, value: Any) -> None:
         """In the event loop. No exception may leave it: asyncio would end the loop for some.
@@ -268,12 +265,17 @@ def _in_words(outcome: Outcome) -> tuple[int, str]:
         case Completed(failure=failure):
             return (logging.WARNING, failure.error) if failure else (logging.DEBUG, "completed")
         case Retried(delay=delay, failure=failure):
-            return logging.WARNING, f"failed, again in {delay}: {failure.error}"
+            return logging.WARNING, f"failed, again {_in(delay)}: {failure.error}"
         case Discarded(failure=failure):
             return logging.ERROR, f"discarded: {failure.error}"
         case Snoozed(delay=delay):
-            return logging.DEBUG, f"snoozed for {delay}"
+            return logging.DEBUG, f"snoozed, again {_in(delay)}"
         case CancelledOutcome():
             return logging.INFO, "cancelled"
         case GivenBack():
             return logging.DEBUG, "given back before it began"
+
+
+def _in(delay: timedelta) -> str:
+    seconds = delay.total_seconds()
+    return f"in {seconds:,.1f} s" if seconds > 0 else "at once"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import threading
 from datetime import timedelta
 
 from cyclone_sqla import operations
 from cyclone_sqla.dialects import Dialect, WorkerConnection
 from cyclone_sqla.worker.executor import Executor
 from cyclone_sqla.worker.holdings import Holdings
+from cyclone_sqla.worker.rhythm import Rhythm
 from cyclone_sqla.worker.runs import Interruption
 
 log = logging.getLogger("cyclone_sqla.worker")
@@ -26,23 +26,20 @@ class Leases:
         executor: Executor,
         holdings: Holdings,
         lease: timedelta,
+        rhythm: Rhythm,
     ) -> None:
         self._dialect = dialect
         self._held = held
         self._executor = executor
         self._holdings = holdings
         self._lease = lease
-        self._called = threading.Event()
-        self._is_waiting = True
+        self._rhythm = rhythm
 
     def round(self) -> None:
-        """Wait a third of the lease, then renew; after a failure renew without waiting again."""
-        if self._is_waiting:
-            self._called.wait(self._lease.total_seconds() / 3)
-            self._called.clear()
-        self._is_waiting = False
-        self.renew()
-        self._is_waiting = True
+        """Wait for the turn, then renew."""
+        if self._rhythm.wait():
+            self.renew()
+            self._rhythm.done()
 
     def renew_now(self) -> None:
         """Don't wait any longer: a run may have been asked to stop, or the worker is stopping."""
@@ -57,6 +54,11 @@ class Leases:
             renewal = operations.renew(connection, self._dialect, leases, self._lease)
         for job_id in renewal.cancel_requested:
             self._executor.cancel(job_id, leases[job_id], Interruption.CANCELLED)
-        for job_id in renewal.lost:
-            if self._executor.cancel(job_id, leases[job_id], Interruption.LEASE_LOST):
-                log.warning("lease lost: job %s runs on and will change nothing", job_id)
+        lost = [(job_id, leases[job_id]) for job_id in renewal.lost]
+        self._holdings.drop(lost)
+        for job_id, lease in lost:
+            if self._executor.cancel(job_id, lease, Interruption.LEASE_LOST):
+                log.warning(
+                    "lease lost: job %s runs on and will change nothing",
+                    job_id, extra={"job_id": job_id},
+                )  # fmt: skip

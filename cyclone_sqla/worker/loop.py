@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from cyclone_sqla.errors import CycloneError
+
 log = logging.getLogger("cyclone_sqla.worker")
 
 FIRST_PAUSE = 0.1
@@ -15,27 +17,41 @@ LONGEST_PAUSE = 5.0
 LOG_EVERY = 60.0
 """Seconds between two log records about the same trouble of one loop."""
 
+QUIET_REPEATS = 10
+REPEAT_WITHIN = 0.02
+"""Seconds before a round is run again that only met another transaction, at most so often."""
+
 
 class Loop:
     """Calls ``step`` in a thread of its own until it is stopped.
 
     ``step`` does one round of work, including its own waiting. After an error the loop pauses (0.1
-    s, doubling up to 5 s, jittered) and calls it again; ``recover`` is called before that, to
-    forget what the failed round may have left behind. An outage is logged when it begins, once a
-    minute while it lasts, and when it ends.
+    s, doubling up to ``longest_pause`` seconds, jittered) and calls it again; ``recover`` is called
+    before that, to forget what the failed round may have left behind. An outage is logged when it
+    begins, once a minute while it lasts, and when it ends. An error that ``is_passing``, such as a
+    deadlock, is no outage unless it comes again and again: the round is run again at once.
     """
 
     def __init__(
-        self, name: str, step: Callable[[], None], recover: Callable[[BaseException], None]
+        self,
+        name: str,
+        step: Callable[[], None],
+        *,
+        recover: Callable[[BaseException], None] = lambda _exc: None,
+        is_passing: Callable[[BaseException], bool] = lambda _exc: False,
+        longest_pause: float = LONGEST_PAUSE,
     ) -> None:
         self.name = name
         self._step = step
         self._recover = recover
+        self._is_passing = is_passing
+        self._longest_pause = longest_pause
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"cyclone-{name}", daemon=True)
         self._failing_since: float | None = None
         self._logged_at = 0.0
         self._pause = FIRST_PAUSE
+        self._repeats = 0
         self.rounds = 0
 
     @property
@@ -68,9 +84,23 @@ class Loop:
                 self._step()
                 self.rounds += 1
             except BaseException as exc:  # noqa: BLE001 - a loop that ended would leave a zombie
-                self._fail(exc)
+                self._stopping.wait(self._pause_after(exc))
             else:
                 self._succeed()
+
+    def _pause_after(self, exc: BaseException) -> float:
+        """Take note of a failed round; seconds until the next one."""
+        is_quiet = self._is_passing(exc) and self._repeats < QUIET_REPEATS
+        if is_quiet:
+            self._repeats += 1
+            log.debug("%s is run again: %s", self.name, brief(exc))
+        else:
+            self._fail(exc)
+        try:
+            self._recover(exc)
+        except Exception as second:  # noqa: BLE001 - as above
+            log.warning("%s could not recover: %s", self.name, brief(second))
+        return random.uniform(0, REPEAT_WITHIN) if is_quiet else self._next_pause()
 
     def _fail(self, exc: BaseException) -> None:
         now = time.monotonic()
@@ -80,25 +110,27 @@ class Loop:
         if is_first or now - self._logged_at >= LOG_EVERY:
             self._logged_at = now
             log.warning(
-                "%s failed, trying again: %s", self.name, _brief(exc), exc_info=_unexpected(exc)
+                "%s failed, trying again: %s", self.name, brief(exc), exc_info=_unexpected(exc)
             )
-        try:
-            self._recover(exc)
-        except Exception as second:  # noqa: BLE001 - as above
-            log.warning("%s could not recover: %s", self.name, _brief(second))
-        self._stopping.wait(self._pause * random.uniform(0.5, 1.0))
-        self._pause = min(LONGEST_PAUSE, self._pause * 2)
+
+    def _next_pause(self) -> float:
+        pause = min(self._pause, self._longest_pause)
+        self._pause = pause * 2
+        return pause * random.uniform(0.5, 1.0)
 
     def _succeed(self) -> None:
         if self._failing_since is not None:
             log.info(
-                "%s works again after %.1f s", self.name, time.monotonic() - self._failing_since
+                "%s works again after %.1f s",
+                self.name,
+                time.monotonic() - self._failing_since,
             )
             self._failing_since = None
         self._pause = FIRST_PAUSE
+        self._repeats = 0
 
 
-def _brief(exc: BaseException) -> str:
+def brief(exc: BaseException) -> str:
     """One line, without the statement and its parameters, which may hold an application's data."""
     origin = getattr(exc, "orig", None) or exc
     lines = str(origin).strip().splitlines()
@@ -107,4 +139,5 @@ def _brief(exc: BaseException) -> str:
 
 def _unexpected(exc: BaseException) -> bool:
     """Whether a traceback helps: not for what a database or network does."""
-    return getattr(exc, "orig", None) is None and not isinstance(exc, OSError)
+    is_known = getattr(exc, "orig", None) is not None or isinstance(exc, CycloneError | OSError)
+    return not is_known

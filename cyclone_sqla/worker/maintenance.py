@@ -1,14 +1,15 @@
-"""The housekeeping that every worker shares: staging, rescue, retention, and being seen."""
+"""The housekeeping that every worker shares: staging, rescue, retention, and being seen.
+
+Each duty has a loop of its own, so that one that fails or takes long never delays another.
+"""
 
 from __future__ import annotations
 
 import logging
 import random
-import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy.exc import IntegrityError
@@ -17,88 +18,65 @@ from cyclone_sqla import operations
 from cyclone_sqla.backoff import BackoffPolicy
 from cyclone_sqla.dialects import Dialect, WorkerConnection
 from cyclone_sqla.lifecycle import State
-from cyclone_sqla.operations import LostRun, Retention
+from cyclone_sqla.operations import LostRun, Place, Retention
 from cyclone_sqla.settings import WorkerSettings
-from cyclone_sqla.worker.admitter import Admitter
+from cyclone_sqla.worker.loop import brief
+from cyclone_sqla.worker.rhythm import Alarm, Contact, Rhythm
 
 log = logging.getLogger("cyclone_sqla.worker")
 
 STAGE_BATCH = 1_000
 PRUNE_BATCH = 500
+
+PRUNE_PAUSE = 0.02
+"""Seconds between two batches of one pass: claims and settles go first."""
+
+MOST_HELD = 100
+"""Jobs that a pass tries in vain to prune, of each kind, before it leaves the rest to the next."""
+
 FORGOTTEN_AFTER = timedelta(days=1)
 """A worker's record is dropped when it has not been heard of for this long."""
 
 
-class Maintenance:
-    """One thread's worth of small duties, each with its next time.
+class Stager:
+    """Makes jobs available when their time has come.
 
-    Staging has the finest clock: it sleeps until the next job is due, at most a poll interval, and
-    is woken by whoever writes an earlier due time.
+    It sleeps until the next one is due, at most a poll interval, and is woken by whoever writes an
+    earlier due time.
     """
 
     def __init__(
         self,
-        *,
         dialect: Dialect,
         held: WorkerConnection,
-        settings: WorkerSettings,
-        record: Mapping[str, Any],
-        backoff_of: Callable[[str], BackoffPolicy],
+        *,
+        poll: float,
+        contact: Contact,
         on_staged: Callable[[], None],
     ) -> None:
         self._dialect = dialect
         self._held = held
-        self._settings = settings
-        self._record = record
+        self._poll = poll
+        self._contact = contact
         self._on_staged = on_staged
-        self._alarm = _Alarm()
-        self._admitter = Admitter(dialect, held, on_staged)
-        self._rescuer = Rescuer(dialect, held, settings, backoff_of, on_staged)
-        self._pruner = Pruner(dialect, held, settings)
-        now = time.monotonic()
-        self._rescue_at = self._beat_at = now
-        self._prune_at = now + random.uniform(0, settings.prune_interval)
+        self._alarm = Alarm()
+
+    def round(self) -> None:
+        """Stage what is due, then sleep."""
+        self._alarm.sleep(self.stage())
 
     def due_in(self, seconds: float) -> None:
         """Something will be due in this many seconds: don't sleep longer."""
         self._alarm.set(seconds)
 
-    def stop(self) -> None:
-        """End the present sleep."""
-        self._alarm.set(0)
-
-    def round(self) -> None:
-        """Everything whose time has come, then sleep."""
-        pause = self.look_ahead()
-        now = time.monotonic()
-        if now >= self._rescue_at:
-            self._rescuer.round()
-            self._rescue_at = now + self._settings.rescue_interval
-        if now >= self._beat_at:
-            self.beat()
-            self._beat_at = now + self._settings.renew_interval
-        if now >= self._prune_at:
-            has_more = self._pruner.round()
-            self._prune_at = now if has_more else now + self._settings.prune_interval
-            pause = 0.0 if has_more else pause
-        self._alarm.sleep(pause)
-
-    def look_ahead(self) -> float:
-        """Stage what is due, admit what comes in, pay what is owed; seconds until the next look."""
+    def stage(self) -> float:
+        """Make due jobs available; seconds until the next look."""
         with self._held.reading() as connection:
-            outlook = operations.look_ahead(connection, self._dialect)
-        pauses = (
-            self._settings.poll * random.uniform(1.0, 1.5),
-            None if outlook.due_in is None else self._stage(outlook.due_in),
-            self._admitter.admit() if outlook.has_incoming else None,
-            self._admitter.pay() if outlook.has_debts else None,
-        )
-        return min(pause for pause in pauses if pause is not None)
-
-    def _stage(self, due_in: timedelta) -> float | None:
-        """Make due jobs available; seconds until the next look, None if it is not for sooner."""
-        if due_in > timedelta(0):
-            return due_in.total_seconds()
+            until = operations.next_due(connection, self._dialect)
+        self._contact.note()
+        longest = self._poll * random.uniform(0.8, 1.0)
+        if until is None or until > timedelta(0):
+            return min(longest, until.total_seconds()) if until is not None else longest
         with self._held.step() as connection:
             staged = operations.stage(connection, self._dialect, STAGE_BATCH)
         if staged:
@@ -106,15 +84,28 @@ class Maintenance:
         # Due but not staged: somebody has the rows locked, so don't look again at once.
         return 0.0 if staged else None
 
-    def recover(self) -> None:
-        """Take back what a crashed predecessor held: for a worker that knows itself alone."""
-        self._rescuer.recover()
+
+class Presence:
+    """Lets the worker be seen to be alive: a report, on which nothing depends."""
+
+    def __init__(
+        self, dialect: Dialect, held: WorkerConnection, record: Mapping[str, Any], rhythm: Rhythm
+    ) -> None:
+        self._dialect = dialect
+        self._held = held
+        self._record = record
+        self._rhythm = rhythm
+
+    def round(self) -> None:
+        """Wait for the turn, then say so."""
+        if self._rhythm.wait():
+            self.beat()
+            self._rhythm.done()
 
     def beat(self) -> None:
-        """Be seen to be alive; drop the records of the long gone."""
-        worker = self._record["id"]
+        """Write the record anew; where there is none, drop those of the long gone as well."""
         with self._held.step() as connection:
-            if not operations.beat(connection, self._dialect, worker):
+            if not operations.beat(connection, self._dialect, self._record["id"]):
                 operations.announce(connection, self._dialect, self._record)
                 operations.forget_workers(connection, self._dialect, FORGOTTEN_AFTER)
 
@@ -127,55 +118,46 @@ class Rescuer:
         dialect: Dialect,
         held: WorkerConnection,
         settings: WorkerSettings,
+        *,
+        rhythm: Rhythm,
+        contact: Contact,
         backoff_of: Callable[[str], BackoffPolicy],
         on_rescued: Callable[[], None],
     ) -> None:
         self._dialect = dialect
         self._held = held
         self._settings = settings
+        self._rhythm = rhythm
+        self._contact = contact
         self._backoff_of = backoff_of
         self._on_rescued = on_rescued
-        self._in_touch_at: float | None = None
+        self._has_waited = False
+        self._hopeless: set[tuple[int, int]] = set()
 
     def round(self) -> None:
-        """One pass, unless this worker was itself out of touch.
+        """Wait for the turn, then one pass, unless this worker was itself out of touch.
 
         If it was (its host slept, the server stood still), the holders of the lapsed leases may
         have been as well, and get one renewal interval to say so.
         """
-        began = time.monotonic()
-        if self._was_out_of_touch(began):
+        if not self._rhythm.wait():
+            return
+        runs = self._lapsed()
+        if runs and self._should_wait():
             log.warning("rescue waits one renewal interval: this worker was out of touch itself")
-            self._in_touch_at = (
-                began + self._settings.renew_interval - self._settings.rescue_interval
-            )
+            self._rhythm.done(next_in=self._settings.renew_interval)
             return
-        if self._in_touch_at is not None and began < self._in_touch_at:
-            return
-        self.rescue()
-        self._in_touch_at = time.monotonic()
+        rescued = self.rescue(runs)
+        has_more = rescued == self._settings.rescue_limit
+        self._rhythm.done(next_in=0.0 if has_more else None)
 
-    def rescue(self) -> int:
-        """One pass: the runs listed are rescued only if they are still lapsed when written."""
-        settings = self._settings
-        with self._held.reading() as connection:
-            runs = operations.expired_runs(connection, self._dialect, settings.rescue_limit)
-        if not runs:
-            return 0
-        with self._held.transaction() as connection:
-            settled = operations.rescue(
-                connection, self._dialect, runs, self._backoff, history_limit=settings.history_limit
-            )
-        for run in runs:
-            if (state := settled.states.get(run.id)) is not None:
-                log.warning(
-                    "rescued job %s (%s) from worker %s after attempt %s: now %s",
-                    run.id, run.kind, run.worker, run.attempt, state,
-                    extra={"job_id": run.id, "kind": run.kind, "queue": run.queue},
-                )  # fmt: skip
-        if settled.states:
+    def rescue(self, runs: Sequence[LostRun]) -> int:
+        """Rescue those of the listed runs that are still lapsed; how many."""
+        states = self._write(runs) if runs else {}
+        if states:
+            _log_rescued([run for run in runs if run.id in states], states)
             self._on_rescued()
-        return len(settled.states)
+        return len(states)
 
     def recover(self) -> None:
         """Everything that runs by the database's account, without waiting for leases."""
@@ -185,6 +167,42 @@ class Rescuer:
         if states:
             ends = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
             log.warning("recovered jobs that a crashed worker held: now %s", ends)
+
+    def _lapsed(self) -> list[LostRun]:
+        with self._held.reading() as connection:
+            runs = operations.expired_runs(connection, self._dialect, self._settings.rescue_limit)
+        self._contact.note()
+        return runs
+
+    def _should_wait(self) -> bool:
+        """Once in a row at most: a worker that is always slow must not stop rescue for ever."""
+        self._has_waited = not self._has_waited and not self._contact.has_lasted(
+            self._settings.renew_interval
+        )
+        return self._has_waited
+
+    def _write(self, runs: Sequence[LostRun]) -> dict[int, State]:
+        """One bad row must not keep the others: the list is halved until it is alone."""
+        try:
+            with self._held.transaction() as connection:
+                limit = self._settings.history_limit
+                settled = operations.rescue(
+                    connection, self._dialect, runs, self._backoff, history_limit=limit
+                )
+        except Exception as exc:
+            if not self._dialect.is_of_the_data(exc):
+                raise
+            if len(runs) == 1:
+                self._log_hopeless(runs[0], exc)
+                return {}
+            middle = len(runs) // 2
+            return self._write(runs[:middle]) | self._write(runs[middle:])
+        return settled.states
+
+    def _log_hopeless(self, run: LostRun, exc: Exception) -> None:
+        if (run.id, run.lease) not in self._hopeless:
+            self._hopeless.add((run.id, run.lease))
+            log.error("job %s can't be rescued: %s", run.id, brief(exc), extra=_fields(run))
 
     def _recover_batch(self) -> list[State]:
         with self._held.transaction() as connection:
@@ -196,78 +214,112 @@ class Rescuer:
             )
         return list(settled.states.values())
 
-    def _was_out_of_touch(self, now: float) -> bool:
-        if self._in_touch_at is None:
-            return False
-        expected = self._settings.rescue_interval + self._settings.renew_interval
-        return now - self._in_touch_at > expected
-
     def _backoff(self, run: LostRun) -> timedelta:
         return self._backoff_of(run.kind).delay(run.crashes)
 
 
-class Pruner:
-    """Deletes what has ended long ago, a small batch at a time."""
+def _log_rescued(runs: Sequence[LostRun], states: Mapping[int, State]) -> None:
+    for run in runs:
+        state = states[run.id]
+        log.log(
+            logging.ERROR if state == State.DISCARDED else logging.WARNING,
+            "rescued job %s (%s) from worker %s after attempt %s: now %s",
+            run.id, run.kind, run.worker, run.attempt, state, extra=_fields(run),
+        )  # fmt: skip
 
-    def __init__(self, dialect: Dialect, held: WorkerConnection, settings: WorkerSettings) -> None:
+
+def _fields(run: LostRun) -> dict[str, object]:
+    return {"job_id": run.id, "kind": run.kind, "queue": run.queue, "attempt": run.attempt}
+
+
+class Pruner:
+    """Deletes what has ended long ago: pass by pass, each in small batches."""
+
+    def __init__(
+        self, dialect: Dialect, held: WorkerConnection, settings: WorkerSettings, rhythm: Rhythm
+    ) -> None:
         self._dialect = dialect
         self._held = held
         self._settings = settings
-        self._queue: list[Retention] = []
-        self._after: datetime | None = None
-        self._kept: list[int] = []
+        self._rhythm = rhythm
+        self._places: dict[Retention, Place] = {}
+        self._pass: Iterator[None] | None = None
 
-    def round(self) -> bool:
-        """One batch; whether the pass goes on."""
-        if not self._queue:
-            self._queue = _retentions(self._settings)
-            self._kept = []
-            self._prune_keys()
-        if self._queue and not self._prune_batch(self._queue[0], PRUNE_BATCH):
-            self._queue.pop(0)
-            self._after = None
-        return bool(self._queue)
+    def round(self) -> None:
+        """Wait for the turn, then one batch."""
+        if self._rhythm.wait():
+            has_more = self.prune_batch()
+            self._rhythm.done(next_in=PRUNE_PAUSE if has_more else None)
 
-    def _prune_batch(self, retention: Retention, limit: int) -> bool:
-        """Delete a batch; whether there may be more. One that a foreign key holds is halved."""
-        try:
-            with self._held.transaction() as connection:
-                count, last = operations.prune(
-                    connection,
-                    self._dialect,
-                    retention,
-                    after=self._after,
-                    kept=self._kept,
-                    limit=limit,
-                )
-        except IntegrityError:
-            if limit > 1:
-                return self._prune_batch(retention, limit // 2)
-            return self._step_over(retention)
-        self._after = last or self._after
-        return count > 0
+    def prune_batch(self) -> bool:
+        """One batch of the present pass, or of a new one; whether the pass goes on."""
+        if self._pass is None:
+            self._pass = self._batches()
+        for _ in self._pass:
+            return True
+        self._pass = None
+        return False
 
-    def _step_over(self, retention: Retention) -> bool:
-        """The oldest row is kept by a row of the application's: leave it, for this pass."""
-        with self._held.reading() as connection:
-            job_id = operations.oldest_prunable(
-                connection, self._dialect, retention, after=self._after, kept=self._kept
-            )
-        if job_id is None:
-            return False
-        log.warning("job %s can't be pruned: a row of another table refers to it", job_id)
-        self._kept.append(job_id)
-        return True
+    def _batches(self) -> Iterator[None]:
+        yield from self._keys()
+        for retention in _retentions(self._settings):
+            yield from self._jobs(retention)
 
-    def _prune_keys(self) -> None:
+    def _keys(self) -> Iterator[None]:
         age = timedelta(seconds=self._settings.idempotency_retention)
-        while True:
+        while self._has_old_key(age):
             with self._held.step() as connection:
-                count = operations.prune_idempotency_keys(
-                    connection, self._dialect, age, PRUNE_BATCH
-                )
-            if count < PRUNE_BATCH:
-                return
+                operations.prune_idempotency_keys(connection, self._dialect, age, PRUNE_BATCH)
+            yield
+
+    def _has_old_key(self, age: timedelta) -> bool:
+        with self._held.reading() as connection:
+            return operations.has_old_idempotency_key(connection, self._dialect, age)
+
+    def _jobs(self, retention: Retention) -> Iterator[None]:
+        """Rows that a foreign key of the application's holds are stepped over, and reported.
+
+        A pass that met too many of them ends there, and the next one goes on from that place.
+        """
+        place = self._places.pop(retention, None)
+        limit, in_vain = PRUNE_BATCH, list[int]()
+        while oldest := self._oldest(retention, place):
+            try:
+                last = self._delete(retention, place, limit)
+            except IntegrityError:
+                if limit > 1:
+                    limit = limit // 2
+                    continue
+                in_vain.append(oldest.job_id)
+                last = oldest
+            else:
+                limit = min(PRUNE_BATCH, limit * 2)
+            if last is None:
+                break  # others have locked what is left
+            place = last
+            if len(in_vain) == MOST_HELD:
+                self._places[retention] = place
+                break
+            yield
+        _log_held(retention, in_vain)
+
+    def _oldest(self, retention: Retention, after: Place | None) -> Place | None:
+        """A plain look, so that no lock is taken where there is nothing to do."""
+        with self._held.reading() as connection:
+            return operations.oldest_prunable(connection, self._dialect, retention, after)
+
+    def _delete(self, retention: Retention, after: Place | None, limit: int) -> Place | None:
+        with self._held.transaction() as connection:
+            return operations.prune(connection, self._dialect, retention, after, limit)
+
+
+def _log_held(retention: Retention, ids: Sequence[int]) -> None:
+    if ids:
+        log.warning(
+            "%d %s job(s) can't be pruned, because rows of another table refer to them, such as "
+            "job %d: give that foreign key ON DELETE SET NULL or CASCADE, or delete these rows",
+            len(ids), retention.state, ids[0],
+        )  # fmt: skip
 
 
 def _retentions(settings: WorkerSettings) -> list[Retention]:
@@ -282,23 +334,3 @@ def _retentions(settings: WorkerSettings) -> list[Retention]:
         for state, age, dead_letters in given
         if age is not None
     ]
-
-
-class _Alarm:
-    """A sleep that others may shorten."""
-
-    def __init__(self) -> None:
-        self._at = float("inf")
-        self._changed = threading.Condition()
-
-    def set(self, seconds: float) -> None:
-        with self._changed:
-            self._at = min(self._at, time.monotonic() + seconds)
-            self._changed.notify()
-
-    def sleep(self, seconds: float) -> None:
-        give_up = time.monotonic() + seconds
-        with self._changed:
-            while (left := min(give_up, self._at) - time.monotonic()) > 0:
-                self._changed.wait(left)
-            self._at = float("inf")

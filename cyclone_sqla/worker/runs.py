@@ -17,7 +17,7 @@ from cyclone_sqla.errors import PayloadError
 from cyclone_sqla.failures import Failure
 from cyclone_sqla.outcomes import Cancelled, Completed, Discard, Outcome
 
-log = logging.getLogger("cyclone_sqla.worker")
+log = logging.getLogger("cyclone_sqla.worker.action")
 
 _COMPLETED = Completed()
 

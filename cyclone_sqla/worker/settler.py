@@ -7,20 +7,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import (
-    DataError,
-    DBAPIError,
-    IntegrityError,
-    ProgrammingError,
-    StatementError,
-)
 
 from cyclone_sqla import operations
 from cyclone_sqla.dialects import Dialect, WorkerConnection
 from cyclone_sqla.failures import Failure
+from cyclone_sqla.lifecycle import State
 from cyclone_sqla.operations import Settled, Settlement
-from cyclone_sqla.outcomes import Completed, GivenBack
+from cyclone_sqla.outcomes import CancelledOutcome, Completed, Discarded, GivenBack
 from cyclone_sqla.worker.holdings import Holdings
+from cyclone_sqla.worker.loop import brief
 from cyclone_sqla.worker.runs import Finished, log_fields
 
 log = logging.getLogger("cyclone_sqla.worker")
@@ -28,6 +23,8 @@ log = logging.getLogger("cyclone_sqla.worker")
 BATCH = 500
 """Ends written at once: bounds how long SQLite's write lock and a statement's row locks are held.
 """
+
+_Key = tuple[int, int]
 
 
 class Settler:
@@ -40,7 +37,9 @@ class Settler:
         self._holdings = holdings
         self._worker = worker
         self._history_limit = history_limit
-        self._waiting: dict[tuple[int, int], Finished] = {}
+        self._waiting: dict[_Key, Finished] = {}
+        self._tried: list[_Key] = []
+        self._doubtful: set[_Key] = set()
 
     def add(self, finished: Sequence[Finished]) -> None:
         """Runs have ended; their slots are free."""
@@ -52,86 +51,113 @@ class Settler:
         return len(self._waiting)
 
     def next_batch(self) -> list[Settlement]:
-        """The ends to write now, the oldest first."""
-        oldest = list(self._waiting.values())[:BATCH]
+        """The ends to write now, the oldest first; of one job's runs only the oldest."""
+        chosen: dict[int, Finished] = {}
+        for run in self._waiting.values():
+            chosen.setdefault(run.job.id, run)
+            if len(chosen) == BATCH:
+                break
         return [
-            Settlement(
-                run.job.id,
-                run.job.lease,
-                run.job.attempt,
-                self._worker,
-                run.outcome,
-                run.job.sequence_key,
-            )
-            for run in oldest
+            Settlement(run.job.id, run.job.lease, run.job.attempt, self._worker, run.outcome)
+            for run in chosen.values()
         ]
 
-    def write(self, connection: Connection, batch: Sequence[Settlement]) -> list[Settled]:
+    def write(self, connection: Connection, batch: Sequence[Settlement]) -> Settled:
         """The statements for a batch.
 
         What they did counts when the step that ran them has ended.
         """
-        plain = [s for s in batch if operations.is_plain(s)]
-        others = [s for s in batch if not operations.is_plain(s)]
-        settled: list[Settled] = []
-        if plain:
-            settled.append(operations.complete(connection, self._dialect, plain))
-        if others:
-            settled.append(
-                operations.release(
-                    connection, self._dialect, others, history_limit=self._history_limit
-                )
-            )
-        return settled
+        self._tried = [(s.job_id, s.lease) for s in batch]
+        return operations.settle(
+            connection, self._dialect, batch, history_limit=self._history_limit
+        )
 
-    def note(self, batch: Sequence[Settlement], settled: Sequence[Settled]) -> int:
-        """Forget what was written or refused; the number of those that somebody has locked just
-        now.
-        """
-        busy = {job_id for result in settled for job_id in result.busy}
-        refused = {job_id for result in settled for job_id in result.refused}
-        over = [(s.job_id, s.lease) for s in batch if s.job_id not in busy]
-        for key in over:
+    def note(self, batch: Sequence[Settlement], settled: Settled) -> int:
+        """Forget what was written or refused; the number of those that somebody has locked."""
+        for s in batch:
+            key = (s.job_id, s.lease)
             run = self._waiting.pop(key)
-            if run.job.id in refused:
-                log.warning(
-                    "lease lost: the end of job %s, attempt %s (%s) was not written",
-                    run.job.id,
-                    run.job.attempt,
-                    type(run.outcome).__name__,
-                    extra=log_fields(run.job),
-                )
-        self._holdings.drop(over)
-        return len(busy)
+            if s.job_id in settled.busy:
+                self._waiting[key] = run  # behind the others, so that it never keeps them waiting
+                continue
+            if s.job_id in settled.refused:
+                self._log_refused(run, settled.refused[s.job_id])
+            self._doubtful.discard(key)
+            self._holdings.drop([key])
+        self._tried = []
+        return len(settled.busy)
 
-    def write_carefully(self, held: WorkerConnection, batch: Sequence[Settlement]) -> None:
-        """After an error of the data: halve the batch until the bad row is alone, and write that
-        without it.
+    def doubt(self) -> None:
+        """The step that wrote the latest batch has failed; some of it may be written even so."""
+        self._doubtful.update(self._tried)
+        self._tried = []
+
+    def write_carefully(
+        self, held: WorkerConnection, batch: Sequence[Settlement], *, is_minimal: bool = False
+    ) -> None:
+        """After an error of the data: halve the batch until the bad row is alone, and write its end
+        without what made it bad.
         """
         try:
             with held.transaction() as connection:
                 settled = self.write(connection, batch)
-        except DBAPIError as exc:
-            if not is_of_the_data(exc):
+        except Exception as exc:
+            if not self._dialect.is_of_the_data(exc):
                 raise
-            if len(batch) > 1:
-                middle = len(batch) // 2
-                self.write_carefully(held, batch[:middle])
-                self.write_carefully(held, batch[middle:])
-                return
+            self._write_in_parts(held, batch, exc, is_minimal=is_minimal)
+        else:
+            self.note(batch, settled)
+
+    def _write_in_parts(
+        self,
+        held: WorkerConnection,
+        batch: Sequence[Settlement],
+        exc: Exception,
+        *,
+        is_minimal: bool,
+    ) -> None:
+        if len(batch) > 1:
+            middle = len(batch) // 2
+            self.write_carefully(held, batch[:middle])
+            self.write_carefully(held, batch[middle:])
+        elif is_minimal:
+            self._set_aside(batch[0], exc)
+        elif batch:
             log.error(
-                "the end of job %s could not be stored as it is: %s", batch[0].job_id, exc.orig
-            )
-            with held.transaction() as connection:
-                settled = self.write(connection, [_minimal(batch[0])])
-        self.note(batch, settled)
+                "the end of job %s could not be stored as it is: %s",
+                batch[0].job_id, brief(exc), extra={"job_id": batch[0].job_id},
+            )  # fmt: skip
+            self.write_carefully(held, [_minimal(batch[0])], is_minimal=True)
+
+    def _set_aside(self, settlement: Settlement, exc: Exception) -> None:
+        """Nothing can be written to this row now: don't try for ever, let its lease run out."""
+        key = (settlement.job_id, settlement.lease)
+        run = self._waiting.pop(key)
+        self._doubtful.discard(key)
+        self._holdings.drop([key])
+        log.error(
+            "job %s can't be settled at all, so its lease will run out: %s",
+            run.job.id, brief(exc), extra=log_fields(run.job),
+        )  # fmt: skip
+
+    def _log_refused(self, run: Finished, state: State | None) -> None:
+        job = run.job
+        if (job.id, job.lease) not in self._doubtful:
+            text = "lease lost: the end of job %s, attempt %s (%s) was not written"
+            level = logging.WARNING
+        elif state is not None and (
+            state == State.CANCELLED or state.is_terminal == _is_final(run)
+        ):
+            text = "the end of job %s, attempt %s (%s) was written before the connection was lost"
+            level = logging.DEBUG
+        else:
+            text = "whether the end of job %s, attempt %s (%s) was written is not known"
+            level = logging.WARNING
+        log.log(level, text, job.id, job.attempt, type(run.outcome).__name__, extra=log_fields(job))
 
 
-def is_of_the_data(exc: BaseException) -> bool:
-    """Whether the database refused the values, so that trying again as before can't help."""
-    if isinstance(exc, DBAPIError):
-        return isinstance(exc, DataError | IntegrityError | ProgrammingError)
-    return isinstance(exc, StatementError | UnicodeError)
+def _is_final(run: Finished) -> bool:
+    return isinstance(run.outcome, Completed | Discarded | CancelledOutcome)
 
 
 def _minimal(settlement: Settlement) -> Settlement:

@@ -22,7 +22,7 @@ from cyclone_sqla.outcomes import (
     Snooze,
     Snoozed,
 )
-from cyclone_sqla.worker.runs import Interruption, Run, Runnable
+from cyclone_sqla.worker.runs import Interruption, Run, Runnable, log_fields
 
 log = logging.getLogger("cyclone_sqla.worker")
 
@@ -32,7 +32,10 @@ def outcome_of(run: Run, exc: BaseException) -> Outcome:
     try:
         return _judge(run, exc)
     except BaseException:  # a subclass of Retry without its delay, a policy that fails
-        log.warning("the outcome of job %s is a failed attempt", run.job.id, exc_info=True)
+        log.warning(
+            "the outcome of job %s can't be told, so it is a failed attempt",
+            run.job.id, exc_info=True, extra=log_fields(run.job),
+        )  # fmt: skip
         return _failed_attempt(run.job, exc, DEFAULT_BACKOFF.delay(counted(run.job)))
 
 

@@ -143,8 +143,8 @@ class Source(ABC):
 
     def _heard_from_now_on(self) -> None:
         self._outage.over()
-        self._hearing.set()
         self._wakeup.set()  # for what came while nobody listened
+        self._hearing.set()
 
 
 class PostgresListener(Source):

@@ -42,8 +42,10 @@ class Watchdog:
         self._runs.pop(run.key, None)
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread; it is gone when this returns."""
         self._wake.put(False)
+        if self._thread is not None:
+            self._thread.join()
 
     def _start(self) -> None:
         with self._starting:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from queue import Empty, SimpleQueue
 
@@ -18,7 +18,7 @@ from cyclone_sqla.outcomes import GivenBack, Retried, Snoozed
 from cyclone_sqla.worker.executor import Executor
 from cyclone_sqla.worker.holdings import Holdings
 from cyclone_sqla.worker.runs import Finished
-from cyclone_sqla.worker.settler import Settler, is_of_the_data
+from cyclone_sqla.worker.settler import Settler
 from cyclone_sqla.worker.wakeup import Linger, Wakeup
 
 log = logging.getLogger("cyclone_sqla.worker")
@@ -62,6 +62,7 @@ class Work:
         self._renew_now = renew_now
         self._linger = Linger(poll)
         self._finished: SimpleQueue[Finished] = executor.finished
+        self._was_called = False
         self._is_uncertain = False
         self._is_claiming = True
         self.has_stopped_claiming = threading.Event()
@@ -70,18 +71,21 @@ class Work:
     def round(self) -> None:
         """One round, with its wait if there was nothing to do."""
         is_claiming = self._is_claiming
-        self._settler.add(self._drain())
+        finished = self._drain()
+        self._settler.add(finished)
         batch = self._settler.next_batch()
         if self._is_uncertain:
             self._reconcile()
-        claimed, busy = self._step(batch, is_claiming)
+        slots = self._holdings.free_slots() if is_claiming else {}
+        claimed, busy = self._step(batch, slots)
         if not is_claiming:
+            self._tell_others(finished)
             self.has_stopped_claiming.set()
         self._start(claimed)
         if claimed or (batch and not busy):
-            self._linger.reset()
+            self._found_something()
         else:
-            self._wait()
+            self._wait(has_looked=bool(slots))
 
     def stop_claiming(self) -> None:
         """Claim no more; a claim that is under way still ends."""
@@ -93,15 +97,17 @@ class Work:
         database.
         """
         self._is_uncertain = True
-        if is_of_the_data(exc):
+        self._settler.doubt()
+        if self._dialect.is_of_the_data(exc):
             self._settler.write_carefully(self._held, self._settler.next_batch())
 
-    def _step(self, batch: Sequence[Settlement], is_claiming: bool) -> tuple[list[ClaimedJob], int]:
+    def _step(
+        self, batch: Sequence[Settlement], slots: Mapping[str, int]
+    ) -> tuple[list[ClaimedJob], int]:
         """Nothing is started, and nothing forgotten, before the database has committed."""
-        slots = self._holdings.free_slots() if is_claiming else {}
         if not batch and not self._is_worth_a_claim(slots):
             return [], 0
-        settled: list[Settled] = []
+        settled = Settled()
         claimed: list[ClaimedJob] = []
         held = self._held
         with (
@@ -118,7 +124,7 @@ class Work:
         self._tell_when_due(batch)
         return claimed, busy
 
-    def _is_worth_a_claim(self, slots: dict[str, int]) -> bool:
+    def _is_worth_a_claim(self, slots: Mapping[str, int]) -> bool:
         if not slots:
             return False
         with self._held.reading() as connection:
@@ -130,9 +136,16 @@ class Work:
         if len(claimed) >= LARGE_BATCH and self._dialect.one_writer:
             time.sleep(YIELD)
 
-    def _wait(self) -> None:
-        called = self._wakeup.wait(self._linger.next_wait())
-        if called is not None:
+    def _found_something(self) -> None:
+        self._was_called = False
+        self._linger.reset()
+
+    def _wait(self, *, has_looked: bool) -> None:
+        """Sleep until called, or for a while."""
+        if self._was_called and has_looked:
+            self._due_in(0.0)  # the call that led to nothing may have been about a delayed job
+        self._was_called = self._wakeup.wait(self._linger.next_wait()) is not None
+        if self._was_called:
             self._linger.reset()
             if CALL_TO_ADMIT in called:
                 self._due_in(0)
@@ -157,10 +170,24 @@ class Work:
             log.warning("giving back %d job(s) whose claim was not answered", len(unknown))
             strays = [Settlement(i, x, 1, self._worker, GivenBack()) for i, x in unknown.items()]
             with self._held.transaction() as connection:
-                operations.release(connection, self._dialect, strays, history_limit=1)
+                settled = operations.settle(connection, self._dialect, strays, history_limit=1)
+            if settled.busy:
+                return  # somebody has them locked: ask again
         self._is_uncertain = False
+
+    def _tell_others(self, finished: Sequence[Finished]) -> None:
+        """Other workers can take at once what this one, which is stopping, has put back."""
+        queues = {run.job.queue for run in finished if _is_available_again(run)}
+        if queues:
+            with self._held.step() as connection:
+                self._dialect.call_workers(connection, queues)
 
     def _tell_when_due(self, batch: Sequence[Settlement]) -> None:
         delays = [s.outcome.delay for s in batch if isinstance(s.outcome, Retried | Snoozed)]
         if delays:
             self._due_in(min(delays).total_seconds())
+
+
+def _is_available_again(run: Finished) -> bool:
+    outcome = run.outcome
+    return isinstance(outcome, GivenBack) or (isinstance(outcome, Retried) and not outcome.delay)

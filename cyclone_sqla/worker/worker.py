@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import socket
 import threading
 import time
@@ -33,7 +34,8 @@ from cyclone_sqla.worker.holdings import Holdings
 from cyclone_sqla.worker.instance_lock import InstanceLock
 from cyclone_sqla.worker.leases import Leases
 from cyclone_sqla.worker.loop import Loop
-from cyclone_sqla.worker.maintenance import Maintenance
+from cyclone_sqla.worker.maintenance import Presence, Pruner, Rescuer, Stager
+from cyclone_sqla.worker.rhythm import Contact, Rhythm
 from cyclone_sqla.worker.runs import Finished, log_fields
 from cyclone_sqla.worker.settler import Settler
 from cyclone_sqla.worker.wakeup import PostgresListener, Source, SqliteWatcher, Wakeup
@@ -43,6 +45,9 @@ log = logging.getLogger("cyclone_sqla.worker")
 
 LAST_SETTLE = 5.0
 """Seconds at the end of a stop to write down what has ended, if the database answers."""
+
+LAST_ROUND = 1.0
+"""Seconds that the loops get at least for the round that they are in."""
 
 
 class Worker:
@@ -108,9 +113,11 @@ class Worker:
         with self._stopping:
             if self._parts is None or self._stopped.is_set():
                 return True
-            has_ended = self._parts.stop(self.settings.grace if grace is None else grace)
+            patience = self.settings.grace if grace is None else grace
+            log.info("worker %s stops: %s", self.id, self._parts.prospect(patience))
+            has_ended = self._parts.stop(patience)
             self._stopped.set()
-        log.info("worker %s stopped", self.id)
+        log.info("worker %s stopped%s", self.id, "" if has_ended else ", but not all has ended")
         return has_ended
 
     def run(self) -> bool:
@@ -217,15 +224,31 @@ class _Parts:
             on_finished=self._on_finished,
         )
         self.settler = Settler(self.dialect, self.holdings, worker.id, settings.history_limit)
-        self.connections = [self.dialect.hold(self.engine, settings) for _ in range(3)]
-        work_connection, lease_connection, care_connection = self.connections
-        self.maintenance = Maintenance(
-            dialect=self.dialect,
-            held=care_connection,
-            settings=settings,
-            record=self._record(),
-            backoff_of=self._backoff_of,
+        self.connections = [self.dialect.hold(self.engine, settings) for _ in range(4)]
+        work_connection, lease_connection, stage_connection, care_connection = self.connections
+        self._ending = threading.Event()
+        contact = Contact(settings.renew_interval + settings.poll)
+        self.stager = Stager(
+            self.dialect,
+            stage_connection,
+            poll=settings.poll,
+            contact=contact,
             on_staged=self.wakeup.set,
+        )
+        self.rescuer = Rescuer(
+            self.dialect,
+            care_connection,
+            settings,
+            rhythm=Rhythm(settings.rescue_interval, self._ending),
+            contact=contact,
+            backoff_of=self._backoff_of,
+            on_rescued=self.wakeup.set,
+        )
+        self.pruner = Pruner(
+            self.dialect, care_connection, settings, self._rhythm(settings.prune_interval)
+        )
+        self.presence = Presence(
+            self.dialect, care_connection, self._record(), self._rhythm(settings.renew_interval)
         )
         self.leases = Leases(
             dialect=self.dialect,
@@ -233,6 +256,7 @@ class _Parts:
             executor=self.executor,
             holdings=self.holdings,
             lease=settings.lease_length,
+            rhythm=Rhythm(settings.renew_interval, self._ending, first=settings.renew_interval),
         )
         self.work = Work(
             dialect=self.dialect,
@@ -245,20 +269,42 @@ class _Parts:
             kinds=self.kinds,
             lease=settings.lease_length,
             poll=settings.poll,
-            due_in=self.maintenance.due_in,
-            renew_now=self.leases.renew_now,
+            due_in=self.stager.due_in,
         )
-        self.work_loop = Loop("work", self.work.round, self.work.recover)
-        self.lease_loop = Loop("leases", self.leases.round, _nothing_to_recover)
-        self.care_loop = Loop("maintenance", self.maintenance.round, _nothing_to_recover)
+        self.loops = self._make_loops(settings.renew_interval / 2)
+
+    def _make_loops(self, longest_pause_of_leases: float) -> list[Loop]:
+        """In the order in which they end."""
+        passing = self.dialect.is_passing
+        return [
+            Loop("work", self.work.round, recover=self.work.recover, is_passing=passing),
+            Loop("stage", self.stager.round, is_passing=passing),
+            Loop("rescue", self.rescuer.round, is_passing=passing),
+            Loop("prune", self.pruner.round, is_passing=passing),
+            Loop("presence", self.presence.round, is_passing=passing),
+            Loop(
+                "leases",
+                self.leases.round,
+                is_passing=passing,
+                longest_pause=longest_pause_of_leases,
+            ),
+        ]
+
+    def _rhythm(self, interval: float) -> Rhythm:
+        """Of a duty that all workers have: they don't all do it at the same time."""
+        return Rhythm(interval, self._ending, first=interval * random.uniform(0.5, 1.0))
 
     def summary(self) -> str:
         queues = ", ".join(f"{name}:{count}" for name, count in self.slots.items())
         return f"queues {queues}; kinds {', '.join(self.kinds)}"
 
+    def prospect(self, grace: float) -> str:
+        """What a stop waits for."""
+        count = len(self.executor.running())
+        return f"{count} job(s) running, which get up to {grace:g} s" if count else "nothing runs"
+
     def health(self) -> dict[str, bool]:
-        loops = (self.work_loop, self.lease_loop, self.care_loop)
-        return {loop.name: loop.healthy for loop in loops}
+        return {loop.name: loop.healthy for loop in self.loops}
 
     def start(self) -> None:
         try:
@@ -267,7 +313,7 @@ class _Parts:
                 self.dialect.refuse_unfit_for_work(connection)
                 file = self.dialect.file_of(connection)
             self._take_place(file)
-            self.maintenance.beat()
+            self.presence.beat()
         except BaseException:
             self._close()
             if self.place is not None:
@@ -275,7 +321,7 @@ class _Parts:
             raise
         if self.source is not None:
             self.source.start()
-        for loop in (self.work_loop, self.lease_loop, self.care_loop):
+        for loop in self.loops:
             loop.start()
 
     def stop(self, grace: float) -> bool:
@@ -308,7 +354,7 @@ class _Parts:
                 "leave it out; the jobs of a crashed worker run again when their leases run out"
             )
         if alone:
-            self.maintenance.recover()
+            self.rescuer.recover()
 
     def _settle_the_rest(self, give_up: float, left: AbstractSet[int]) -> None:
         """Wait until every end is written that can still come, those of a last claim included."""
@@ -320,15 +366,15 @@ class _Parts:
 
     def _end_loops(self, give_up: float) -> bool:
         """Whether all have ended: one that waits for a silent database does not."""
-        loops = (self.work_loop, self.care_loop, self.lease_loop)
-        for loop in loops:
+        for loop in self.loops:
             loop.stop()
         self.wakeup.set()
-        self.maintenance.stop()
-        self.leases.renew_now()
+        self.stager.due_in(0.0)
+        self._ending.set()
         if self.source is not None:
             self.source.stop()
-        return all(loop.join(max(0.0, give_up - time.monotonic())) for loop in loops)
+        give_up = max(give_up, time.monotonic() + LAST_ROUND)
+        return all(loop.join(max(0.0, give_up - time.monotonic())) for loop in self.loops)
 
     def _leave(self) -> bool:
         """Whether all is closed. In a thread, because a silent database may never answer."""
@@ -381,7 +427,3 @@ class _Parts:
             "queues": self.slots,
             "kinds": self.kinds,
         }
-
-
-def _nothing_to_recover(_exc: BaseException) -> None:
-    """These loops leave nothing behind that the next round would not find by itself."""

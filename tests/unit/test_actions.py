@@ -4,12 +4,14 @@ import asyncio
 import copy
 import pickle
 import threading
+import time
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import Mock
 
 import pytest
+from pydantic_core import core_schema
 
 from cyclone_sqla.actions import Action, Registry
 from cyclone_sqla.backoff import Constant, Exponential
@@ -236,22 +238,36 @@ def test_an_action_is_pickled_by_its_name(action: Any) -> None:
     assert copy.deepcopy(action) is action
 
 
+class _SlowToBuild:
+    """A type whose schema takes a while, and knows which threads asked for it."""
+
+    asked: ClassVar[list[int]] = []
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> core_schema.CoreSchema:
+        """A str; the pause invites other threads in."""
+        cls.asked.append(threading.get_ident())
+        time.sleep(0.05)
+        return core_schema.str_schema()
+
+
 def test_an_action_is_built_once_by_threads_that_use_it_first() -> None:
-    action = _action(_mail)
-    start = threading.Barrier(8)
-    built: list[object] = []
+    def action_of_slow(x: _SlowToBuild) -> None:
+        pass
+
+    action = _action(action_of_slow)
+    start = threading.Barrier(4)
 
     def use() -> None:
         start.wait()
-        built.append(action.arguments)
+        action.check()
 
-    threads = [threading.Thread(target=use) for _ in range(8)]
+    threads = [threading.Thread(target=use) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(built) == 8
-    assert set(map(id, built)) == {id(action.arguments)}
+    assert len(set(_SlowToBuild.asked)) == 1
 
 
 def test_a_registry_finds_actions_by_kind() -> None:

@@ -7,17 +7,28 @@ import inspect
 import ipaddress
 import itertools
 import re
+import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, NewType, TypeVar
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    NewType,
+    NotRequired,
+    Required,
+    TypeVar,
+)
 from uuid import UUID
 
 import pytest
-from pydantic import BaseModel, Field, JsonValue, PlainSerializer
+from pydantic import BaseModel, Field, JsonValue, PlainSerializer, field_serializer
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from typing_extensions import TypeAliasType, TypedDict
 
@@ -129,6 +140,52 @@ class Node:
     next: "Node | None" = None
 
 
+class Movie(TypedDict):
+    """Tells of its keys which may be missing."""
+
+    title: str
+    kind: Required[Literal["movie"]]
+    year: NotRequired[Annotated[int, Field(gt=1800)]]
+
+
+class Play(TypedDict):
+    """As a Movie, with another tag."""
+
+    title: str
+    kind: Annotated[Literal["play"], Field(description="tag")]
+
+
+@dataclass
+class Constants:
+    """A class variable is no field."""
+
+    limit: ClassVar[Decimal | str] = "none"
+    n: int = 0
+
+
+class Price(BaseModel):
+    """Says itself how its union travels."""
+
+    amount: Decimal | str
+
+    @field_serializer("amount")
+    def write(self, amount: Decimal | str) -> list[str]:
+        """The type beside the text."""
+        return [type(amount).__name__, str(amount)]
+
+
+class Marked(BaseModel):
+    """Says in its metadata how its union travels."""
+
+    amount: Annotated[Decimal | str, PlainSerializer(repr)]
+
+
+class Unmarked(BaseModel):
+    """Holds a union that can't travel."""
+
+    amounts: list[Annotated[Decimal | str, Field(description="money")]]
+
+
 Tree = TypeAliasType("Tree", "dict[str, Tree] | int")
 Money = NewType("Money", Decimal)
 Opaque = Annotated[Decimal, PlainSerializer(float)]
@@ -163,6 +220,7 @@ Opaque = Annotated[Decimal, PlainSerializer(float)]
         (JsonValue | Decimal, "JSON string"),
         (list[dict[str, Decimal | str]], "JSON string"),
         (Mixed, "Mixed.amount: Decimal | str"),
+        (Unmarked, "Unmarked.amounts: Decimal | str"),
         (Pair, "Pair.left: bytearray: would arrive as bytes"),
         (dict[None, int], "keys of None"),
         (dict[tuple[int, int], int], r"keys of tuple\[int, int\]"),
@@ -217,6 +275,10 @@ def test_an_annotation_that_could_change_a_value_is_refused(annotation: Any, rea
         list[int | str],
         Point | Circle | None,
         Cat | Dog,
+        Movie | Play,
+        Constants,
+        Price,
+        Marked,
         Point | str | list[int],
         JsonValue,
         JsonValue | None,
@@ -243,6 +305,17 @@ def test_an_annotation_that_could_change_a_value_is_refused(annotation: Any, rea
 )
 def test_an_annotation_that_always_comes_back_is_allowed(annotation: Any) -> None:
     assert list(problems(annotation)) == []
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="the type statement is of Python 3.12")
+def test_an_alias_may_name_itself() -> None:
+    names: dict[str, Any] = {"Decimal": Decimal}
+    exec("type Tree = dict[str, Tree] | int", names)
+    exec("type Bad = list[Bad] | Decimal | str", names)
+    assert list(problems(names["Tree"])) == []
+    assert len(list(problems(names["Bad"]))) == 1
+    codec = _codec(names["Tree"])
+    assert codec.decode(codec.encode((), {"x": {"a": {"b": 1}}}))[1] == {"x": {"a": {"b": 1}}}
 
 
 _VALUES: dict[Any, list[Any]] = {

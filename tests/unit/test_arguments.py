@@ -561,6 +561,12 @@ def test_stored_arguments_that_the_code_no_longer_fits_are_refused(
     assert caught.value.path == path
 
 
+def test_stored_arguments_are_read_strictly_inside_the_application_s_own_classes() -> None:
+    with pytest.raises(PayloadError, match="valid integer") as caught:
+        _codec(Model).decode('{"x":{"x":"5"}}')
+    assert caught.value.path == "x.x"
+
+
 def test_a_list_changed_after_the_call_does_not_change_the_job() -> None:
     rows = [1]
     text = _codec(list[int]).encode((), {"x": rows})

@@ -162,6 +162,15 @@ def _param_spec(*args: P.args, **kwargs: P.kwargs) -> None:
     pass
 
 
+def _of_text(amount: "Decimal") -> None:
+    pass
+
+
+class _OfText:
+    def __call__(self, amount: "Decimal") -> None:
+        pass
+
+
 def _odd(n: "list[") -> None:  # type: ignore[valid-type]  # noqa: F722
     pass
 
@@ -275,6 +284,35 @@ def test_a_local_class_is_found_by_its_name() -> None:
         pass
 
     assert _action(pay).job([Local(1)]).arguments == '{"local":[{"n":1}]}'
+
+
+def test_a_local_name_of_a_mere_caller_is_not_taken() -> None:
+    def make() -> Any:
+        def pay(amount: "Decimal") -> None:
+            pass
+
+        return pay
+
+    def register(fn: Any) -> Action[..., Any]:
+        Decimal = str  # noqa: F841, N806
+        return _action(fn)
+
+    assert register(make()).job(Decimal(1)).arguments == '{"amount":"1"}'
+
+
+def test_names_are_those_of_the_module_of_the_function_beneath() -> None:
+    elsewhere: dict[str, Any] = {"functools": functools}
+    exec(
+        "def logged(fn):\n"
+        "    @functools.wraps(fn)\n"
+        "    def wrapper(*a, **k): return fn(*a, **k)\n"
+        "    return wrapper",
+        elsewhere,
+    )
+    decorated = elsewhere["logged"](_of_text)
+    partial = functools.partial(_of_text)
+    for fn in (decorated, partial, _OfText()):
+        assert _action(fn, kind="pay").job(Decimal(1)).arguments == '{"amount":"1"}'
 
 
 def test_a_name_of_an_enclosing_class_body_is_found() -> None:

@@ -1,0 +1,64 @@
+"""Renew: a healthy run keeps its lease, and learns in time what became of it."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+from tests.life.hands import DONE, Hands
+
+
+def test_a_renewed_lease_counts_from_now(hands: Hands) -> None:
+    hands.enqueue()
+    job = hands.claim_one()
+    hands.clock.advance(seconds=40)
+
+    renewal = hands.renew(job, lease=timedelta(seconds=90))
+
+    row = hands.job(job.id)
+    assert (renewal.lost, renewal.cancel_requested) == ([], [])
+    assert row.leased_until == hands.clock.now() + timedelta(seconds=90)
+    assert (row.lease, row.attempt, row.state) == (job.lease, 1, "running")
+
+
+def test_a_lapsed_lease_that_nobody_took_is_renewed(hands: Hands) -> None:
+    hands.enqueue()
+    job = hands.claim_one()
+    hands.clock.advance(hours=1)
+
+    assert hands.renew(job).lost == []
+    assert hands.rescue().states == {}
+
+
+def test_a_lease_is_lost_when_another_worker_has_the_job_or_it_has_ended(hands: Hands) -> None:
+    hands.enqueue_many(4)
+    kept, retaken, rescued, ended = hands.claim()
+    hands.clock.advance(minutes=2)
+    hands.renew(kept, ended)
+    hands.rescue()
+    hands.claim_one(worker="another")
+    hands.settle(ended, DONE)
+    before = [row for row in hands.rows() if row.id != kept.id]
+
+    renewal = hands.renew(kept, retaken, rescued, ended)
+
+    assert renewal.lost == [retaken.id, rescued.id, ended.id]
+    assert [row for row in hands.rows() if row.id != kept.id] == before
+
+
+def test_a_job_that_is_gone_is_lost(hands: Hands) -> None:
+    hands.enqueue()
+    job = replace(hands.claim_one(), id=4_711)
+
+    assert hands.renew(job).lost == [4_711]
+
+
+def test_a_renewal_says_which_runs_were_asked_to_stop(hands: Hands) -> None:
+    hands.enqueue_many(2)
+    first, second = hands.claim()
+    hands.ask_to_cancel(second.id)
+
+    assert hands.renew(first, second).cancel_requested == [second.id]
+    assert hands.job(second.id).state == "running"
+
+
+def test_renewing_nothing_is_fine(hands: Hands) -> None:
+    assert hands.renew().lost == []

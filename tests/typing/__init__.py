@@ -1,0 +1,1 @@
+"""What type checkers must accept and what they must refuse."""

@@ -1,0 +1,165 @@
+"""The duties that all workers share: one bad row, one slow or failing duty costs nobody else."""
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import timedelta
+
+import pytest
+
+from cyclone_sqla import WorkerSettings
+from cyclone_sqla.backoff import Constant
+from cyclone_sqla.worker.maintenance import Rescuer, Stager
+from cyclone_sqla.worker.rhythm import Contact, Rhythm
+from tests.databases import Database
+from tests.life.hands import Hands
+
+
+@pytest.fixture
+def hands(database: Database) -> Iterator[Hands]:
+    with closing(Hands(database)) as hands:
+        yield hands
+
+
+@pytest.fixture
+def contact() -> Contact:
+    return Contact(longest_gap=60.0)
+
+
+def rescuer_of(hands: Hands, contact: Contact, **settings: float) -> Rescuer:
+    return Rescuer(
+        hands.dialect,
+        hands.held,
+        WorkerSettings(**settings),
+        rhythm=Rhythm(0.0, threading.Event()),
+        contact=contact,
+        backoff_of=lambda _kind: Constant(60),
+        on_rescued=lambda: None,
+    )
+
+
+def crash(hands: Hands, count: int) -> list[int]:
+    """Claim jobs and never come back; their ids."""
+    hands.enqueue_many(count)
+    ids = [job.id for job in hands.claim(count)]
+    hands.clock.advance(minutes=2)
+    return ids
+
+
+def refuse_to_change(hands: Hands, job_id: int) -> None:
+    """A trigger of the application's that lets nobody write to a job."""
+    if hands.dialect.name == "sqlite":
+        hands.execute(
+            "CREATE TRIGGER guard BEFORE UPDATE ON cyclone_job WHEN old.id = "
+            f"{job_id} BEGIN SELECT RAISE(ABORT, 'not this one'); END"
+        )
+        return
+    hands.execute(
+        "CREATE FUNCTION guard() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE EXCEPTION 'not this one'; END $$"
+    )
+    hands.execute(
+        "CREATE TRIGGER guard BEFORE UPDATE ON cyclone_job FOR EACH ROW "
+        f"WHEN (old.id = {job_id}) EXECUTE FUNCTION guard()"
+    )
+
+
+def states(hands: Hands, ids: list[int]) -> list[str]:
+    return [hands.job(job_id).state for job_id in ids]
+
+
+def test_one_row_that_cannot_be_rescued_does_not_keep_the_other_39(
+    hands: Hands, contact: Contact, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids = crash(hands, 40)
+    refuse_to_change(hands, ids[17])
+    rescuer = rescuer_of(hands, contact)
+
+    for _ in range(3):
+        rescuer.round()
+
+    assert states(hands, ids) == ["available"] * 17 + ["running"] + ["available"] * 22
+    (complaint,) = [r for r in caplog.records if "can't be rescued" in r.message]
+    assert f"job {ids[17]}" in complaint.message
+    assert "not this one" in complaint.message
+
+
+def test_every_rescued_job_is_logged(
+    hands: Hands, contact: Contact, caplog: pytest.LogCaptureFixture
+) -> None:
+    (job_id,) = crash(hands, 1)
+
+    with caplog.at_level(logging.WARNING):
+        rescuer_of(hands, contact).round()
+
+    (record,) = caplog.records
+    assert f"rescued job {job_id} (work) from worker worker-1" in record.message
+    assert (record.levelno, record.__dict__["job_id"]) == (logging.WARNING, job_id)
+
+
+def test_a_rescuer_that_was_out_of_touch_gives_the_others_one_renewal_interval(
+    hands: Hands,
+) -> None:
+    ids = crash(hands, 1)
+    contact = Contact(longest_gap=0.0)  # so that any pause is one
+    threading.Event().wait(0.01)
+    rescuer = rescuer_of(hands, contact, lease=1.0)
+
+    rescuer.round()
+    assert states(hands, ids) == ["running"]
+    rescuer.round()  # a renewal interval later
+    assert states(hands, ids) == ["available"]
+
+
+def test_more_lost_jobs_than_a_pass_takes_are_rescued_at_once(
+    hands: Hands, contact: Contact
+) -> None:
+    ids = crash(hands, 7)
+    rescuer = Rescuer(
+        hands.dialect,
+        hands.held,
+        WorkerSettings(rescue_limit=3),
+        rhythm=Rhythm(3_600.0, threading.Event()),
+        contact=contact,
+        backoff_of=lambda _kind: Constant(60),
+        on_rescued=lambda: None,
+    )
+
+    for _ in range(3):
+        rescuer.round()
+
+    assert states(hands, ids) == ["available"] * 7
+
+
+def test_the_stager_sleeps_until_the_next_due_time_and_no_longer_than_the_poll(
+    hands: Hands, contact: Contact
+) -> None:
+    staged: list[bool] = []
+    stager = Stager(
+        hands.dialect,
+        hands.held,
+        poll=0.5,
+        contact=contact,
+        on_staged=lambda: staged.append(True),
+    )
+
+    assert 0.4 <= stager.stage() <= 0.5
+    hands.enqueue(process_in=timedelta(seconds=0.1))
+    hands.enqueue(process_in=timedelta(days=300))
+    assert stager.stage() == pytest.approx(0.1)
+    hands.clock.advance(seconds=0.1)
+    assert stager.stage() == 0.0
+    assert staged == [True]
+    assert 0.4 <= stager.stage() <= 0.5
+
+
+def test_a_due_time_that_comes_up_during_the_sleep_ends_it(hands: Hands, contact: Contact) -> None:
+    stager = Stager(
+        hands.dialect, hands.held, poll=3_600.0, contact=contact, on_staged=lambda: None
+    )
+    rounds = threading.Thread(target=stager.round)
+    rounds.start()
+    stager.due_in(0.01)
+    rounds.join(30.0)
+    assert not rounds.is_alive()
