@@ -302,7 +302,7 @@ class Cyclone(Control):
             raise TypeError(f"a job id is an int, not {type(job_id).__name__}")
 
         def work(connection: Connection, session: Session | None) -> Job:
-            self._dialect_for(connection)
+            self.dialect_for(connection)
             if session is not None:
                 return self._read(session, connection, job_id)
             with Session(connection, join_transaction_mode="rollback_only") as reader:

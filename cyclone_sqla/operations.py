@@ -95,12 +95,6 @@ def _conflict_guard(
     return nullcontext()
 
 
-def _enqueue(connection: Connection, dialect: Dialect, spec: JobSpec, origin: str | None) -> JobRef:
-    if spec.idempotency_key is None:
-        return _insert_or_find(connection, dialect, spec, origin)
-    return _enqueue_once(connection, dialect, spec, origin)
-
-
 def _insert_or_find(
     connection: Connection, dialect: Dialect, spec: JobSpec, origin: str | None
 ) -> JobRef:
@@ -230,10 +224,10 @@ def _name_keys(connection: Connection, dialect: Dialect, ids: Mapping[_Key, int]
 def _giving_back(
     connection: Connection, dialect: Dialect, keys: Collection[_Key]
 ) -> Generator[None]:
-    """A duplicate burns no key that was taken for it."""
+    """A refused job burns no key that was taken for it."""
     try:
         yield
-    except DuplicateError:
+    except CycloneError:
         if keys:
             bound = dialect.syntax.bind("keys", statements.KEY, list(keys))
             connection.execute(dialect.sql.give_back_keys, bound)
@@ -241,17 +235,6 @@ def _giving_back(
 
 
 # ---- many ----------------------------------------------------------------------------------------
-
-
-def _taking_order(entry: tuple[int, JobSpec]) -> tuple[str, str, str, int]:
-    spec = entry[1]
-    return spec.kind, spec.idempotency_key or "", spec.sequence or "", spec.position or 0
-
-
-def _drop_idempotency_key(connection: Connection, dialect: Dialect, spec: JobSpec) -> None:
-    if spec.idempotency_key is not None:
-        key = {"kind": spec.kind, "key": spec.idempotency_key}
-        connection.execute(dialect.sql.drop_idempotency_key, key)
 
 
 def _insert_all(
@@ -263,9 +246,33 @@ def _insert_all(
     """Ids by input order, rows in (kind, unique key) order: two bulk enqueues never deadlock on
     keys.
     """
+    for key in sorted({spec.sequence or "" for spec in specs.values() if spec.sequence_lock}):
+        dialect.lock_sequence(connection, key)
+    positioned = {i: spec for i, spec in specs.items() if spec.position is not None}
+    plain = {i: spec for i, spec in specs.items() if i not in positioned}
+    refs = _insert_plain(connection, dialect, plain, origin) if plain else {}
+    for i, spec in sorted(positioned.items(), key=lambda entry: _place_of(entry[1])):
+        try:
+            refs[i] = _insert_or_find(connection, dialect, spec, origin)
+        except CycloneError as exc:
+            _undo(connection, dialect, refs.values())
+            if isinstance(exc, DuplicateError):
+                raise DuplicateError([Duplicate(i, exc.kind, exc.key, exc.job)]) from None
+            raise
+    return refs
+
+
+def _place_of(spec: JobSpec) -> tuple[str, int]:
+    return spec.sequence or "", spec.position or 0
+
+
+def _insert_plain(
+    connection: Connection,
+    dialect: Dialect,
+    specs: Mapping[int, JobSpec],
+    origin: str | None,
+) -> dict[int, JobRef]:
     refs: dict[int, JobRef] = {}
-    if not specs:
-        return refs
     ids = dialect.draw_ids(connection, len(specs))
     left = [(job_id, i, spec) for job_id, (i, spec) in zip(ids, specs.items(), strict=True)]
     left.sort(key=lambda entry: (*_key_of(entry[2]), entry[0]))
@@ -546,13 +553,33 @@ def settle(
     Runs that simply returned are one statement, the hot path. Any other end, and that of a run that
     was asked to stop, is written together with its history.
     """
-    settled, others = Settled(), [s for s in settlements if not _is_plain(s)]
-    if len(others) < len(settlements):
-        settled, asked = _complete(connection, dialect, [s for s in settlements if _is_plain(s)])
+    simple = [s for s in settlements if _is_plain(s) and s.sequence_key is None]
+    others = [s for s in settlements if s not in simple]
+    settled = Settled()
+    if simple:
+        settled, asked = _complete(connection, dialect, simple)
         others += asked
     if others:
         with dialect.together(connection):
-            settled.add(_release(connection, dialect, others, history_limit))
+            settled.add(_settle_together(connection, dialect, others, history_limit))
+    return settled
+
+
+def _settle_together(
+    connection: Connection,
+    dialect: Dialect,
+    settlements: Sequence[Settlement],
+    history_limit: int,
+) -> Settled:
+    """Ends that take more than one statement: heads that hand their places on, and histories."""
+    plain = [s for s in settlements if _is_plain(s) and s.sequence_key is not None]
+    others = [s for s in settlements if s not in plain]
+    settled = Settled()
+    if plain:
+        settled, asked = _complete(connection, dialect, plain)
+        others += asked
+    if others:
+        settled.add(_release(connection, dialect, others, history_limit))
     return settled
 
 
@@ -568,6 +595,7 @@ def _complete(
     rows = [(s.job_id, s.lease, _result(s.outcome)) for s in settlements]
     bound = dialect.syntax.bind("done", statements.COMPLETED, rows)
     written = connection.execute(dialect.sql.complete, {**bound, "now": dialect.now()}).all()
+    hand_on(connection, dialect, _released(written))
     missing = _missing(settlements, written)
     found = _leases_of(connection, dialect, [s.job_id for s in missing])
     asked = [
@@ -593,11 +621,21 @@ def _release(
     rows = [(s.job_id, s.lease, *_release_values(s.outcome)) for s in settlements]
     bound = dialect.syntax.bind("ended", statements.RELEASED, rows)
     written = connection.execute(statement, {**bound, "now": dialect.now()}).all()
+    hand_on(connection, dialect, _released(written))
     missing = _missing(settlements, written)
     found = _leases_of(connection, dialect, [s.job_id for s in missing])
     settled = _judged(written, missing, found)
     _write_history(connection, dialect, settlements, settled.states, history_limit)
     return settled
+
+
+def _released(written: Sequence[sa.Row[Any]]) -> list[Released]:
+    """The heads among the settled rows that have left their line."""
+    return [
+        Released(row.id, row.sequence_key, row.position)
+        for row in written
+        if row.sequence_key is not None and row.sequence_open is None
+    ]
 
 
 def _missing(settlements: Sequence[Settlement], written: Sequence[sa.Row[Any]]) -> list[Settlement]:

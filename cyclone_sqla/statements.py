@@ -123,16 +123,12 @@ class Syntax(Protocol):
         """
         ...
 
-    def insert_unless_held(
-        self,
-        table: sa.Table,
-        source: sa.Select[Any],
-        key: Sequence[sa.Column[Any]],
-        where: str | None = None,
-    ) -> Any:
-        """An INSERT of ``source`` that skips rows whose key is held in a unique index, ``where``
-        being the index's own predicate.
-        """
+    def insert_unless_held(self, table: sa.Table, source: sa.Select[Any]) -> Any:
+        """An INSERT of ``source`` that skips rows with a key that a unique index holds."""
+        ...
+
+    def upsert(self, table: sa.Table, key: dict[str, Any], values: dict[str, Any]) -> Any:
+        """Write a row under its primary key, new or not."""
         ...
 
 
@@ -252,8 +248,8 @@ class Statements:
         return sa.insert(self.job).from_select(list(source.selected_columns.keys()), source)
 
     def _insert_unless_held(self, source: sa.Select[Any]) -> Any:
-        key = (self.job.c.kind, self.job.c.unique_key)
-        return self.syntax.insert_unless_held(self.job, source, key, HOLDS_UNIQUE_KEY)
+        """Whatever unique index is in the way: the unique key's, or that of positions."""
+        return self.syntax.insert_unless_held(self.job, source)
 
     def _returning(self, insert: Any) -> Any:
         return insert.returning(self.job.c.id, self.job.c.state)
@@ -270,7 +266,7 @@ class Statements:
             given.c.queue.label("queue"),
             self.now().label("created_at"),
         ).order_by(given.c.of_kind, given.c.key)
-        insert = self.syntax.insert_unless_held(key, source, (key.c.kind, key.c.key))
+        insert = self.syntax.insert_unless_held(key, source)
         return insert.returning(key.c.kind, key.c.key)
 
     @cached_property
@@ -481,7 +477,8 @@ class Statements:
                 leased_until=None,
                 finished_at=self.now(),
                 updated_at=self.now(),
-                **self._leave_line(self._halts_if_cancelled()),
+                sequence_open=None,
+                admitted=None,
             )
             .returning(*self._settled)
         )
@@ -524,6 +521,24 @@ class Statements:
             )
             .returning(*self._settled)
         )
+
+    @property
+    def _settled(self) -> tuple[ColumnElement[Any], ...]:
+        """What a settled row tells, its line included.
+
+        Plain columns: in RETURNING, SQLite 3.40 takes ``sequence_open IS NULL`` for false, since a
+        partial index says that it is not.
+        """
+        job = self.job.c
+        return job.id, job.state, job.queue, job.position, job.sequence_key, job.sequence_open
+
+    def _leave_line(self, stays: ColumnElement[bool]) -> dict[str, Any]:
+        """A head is released from its line, unless it stays at its place."""
+        job = self.job
+        return {
+            "sequence_open": sa.case((stays, job.c.sequence_open)),
+            "admitted": sa.case((stays, job.c.admitted)),
+        }
 
     def _held(
         self,

@@ -84,16 +84,13 @@ class PostgresSyntax:
         locking = picked.with_for_update(of=job, skip_locked=True, key_share=not to_delete)
         return locking.cte(name).prefix_with("MATERIALIZED")
 
-    def insert_unless_held(
-        self,
-        table: sa.Table,
-        source: sa.Select[Any],
-        key: Sequence[sa.Column[Any]],
-        where: str | None = None,
-    ) -> Any:
+    def insert_unless_held(self, table: sa.Table, source: sa.Select[Any]) -> Any:
         insert = pg_insert(table).from_select(list(source.selected_columns.keys()), source)
-        predicate = None if where is None else sa.text(where)
-        return insert.on_conflict_do_nothing(index_elements=key, index_where=predicate)
+        return insert.on_conflict_do_nothing()
+
+    def upsert(self, table: sa.Table, key: dict[str, Any], values: dict[str, Any]) -> Any:
+        insert = pg_insert(table).values(**key, **values)
+        return insert.on_conflict_do_update(index_elements=list(key), set_=values)
 
 
 class PostgresDialect(Dialect):
@@ -134,6 +131,14 @@ class PostgresDialect(Dialect):
     def draw_ids(self, connection: Connection, count: int) -> list[int]:
         table = connection.dialect.identifier_preparer.format_table(self.tables.job)
         return sorted(connection.scalars(_DRAW_IDS, {"table": table, "count": count}))
+
+    def lock_sequence(self, connection: Connection, key: str) -> None:
+        """An advisory lock by a hash of schema and key: two keys may share one, and then wait."""
+        name = f"cyclone_sqla:{self.schema or ''}:{key}"
+        connection.execute(_LOCK_SEQUENCE, {"name": name})
+
+    def number_sequence(self, connection: Connection, key: str) -> None:
+        connection.execute(self._number_sequence, {"key": key})
 
     def hint_sender(self, engine: Engine, url: sa.URL | None) -> HintSender:
         return notify_sender(engine if url is None else hint_engine(worker_url(url)))
@@ -208,6 +213,12 @@ class PostgresDialect(Dialect):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._claim = self._build_claim()
+        sequence = self.tables.sequence
+        numbering = pg_insert(sequence).values(key=bindparam("key"), released_through=0)
+        self._number_sequence = numbering.on_conflict_do_update(
+            index_elements=[sequence.c.key],
+            set_={"released_through": func.coalesce(sequence.c.released_through, 0)},
+        )
 
     def _build_claim(self) -> Any:
         """All queues in one statement; for each, the first of every known kind, then the first of

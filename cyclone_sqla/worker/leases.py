@@ -41,10 +41,6 @@ class Leases:
             self.renew()
             self._rhythm.done()
 
-    def renew_now(self) -> None:
-        """Don't wait any longer: a run may have been asked to stop, or the worker is stopping."""
-        self._called.set()
-
     def renew(self) -> None:
         """Renew everything held; tell runs that they lost their lease or were asked to stop."""
         leases = self._holdings.leases()

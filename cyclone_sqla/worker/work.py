@@ -109,10 +109,7 @@ class Work:
             return [], 0
         settled = Settled()
         claimed: list[ClaimedJob] = []
-        held = self._held
-        with (
-            held.step() if operations.is_one_statement(batch) else held.transaction() as connection
-        ):
+        with self._held.step() as connection:
             if batch:
                 settled = self._settler.write(connection, batch)
             if slots:
@@ -144,8 +141,9 @@ class Work:
         """Sleep until called, or for a while."""
         if self._was_called and has_looked:
             self._due_in(0.0)  # the call that led to nothing may have been about a delayed job
-        self._was_called = self._wakeup.wait(self._linger.next_wait()) is not None
-        if self._was_called:
+        called = self._wakeup.wait(self._linger.next_wait())
+        self._was_called = called is not None
+        if called is not None:
             self._linger.reset()
             if CALL_TO_ADMIT in called:
                 self._due_in(0)

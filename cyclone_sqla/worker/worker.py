@@ -270,6 +270,7 @@ class _Parts:
             lease=settings.lease_length,
             poll=settings.poll,
             due_in=self.stager.due_in,
+            renew_now=self.leases.renew,
         )
         self.loops = self._make_loops(settings.renew_interval / 2)
 
