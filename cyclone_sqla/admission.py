@@ -84,5 +84,12 @@ def pay(connection: Connection, dialect: Dialect, debts: Sequence[int]) -> list[
     return hand_on(connection, dialect, heads)
 
 
+def let_go(connection: Connection, dialect: Dialect, limit: int) -> list[str]:
+    """Ready the heads that a pause held back and its end missed; the queues that got work."""
+    params = {"limit": limit, "now": dialect.now()}
+    rows = connection.execute(dialect.lines.let_go, params).all()
+    return [row.queue for row in rows if row.state == State.AVAILABLE]
+
+
 def _keys_of(dialect: Dialect, heads: Sequence[Released]) -> dict[str, object]:
     return dialect.syntax.bind("keys", KEYS, [(key,) for key in sorted({h.key for h in heads})])

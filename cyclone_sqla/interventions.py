@@ -163,9 +163,7 @@ def pause_sequence(connection: Connection, dialect: Dialect, key: str, by: str |
     The head is locked before the pause is written, and looked up again until the one that is locked
     is the present one: its place can't be handed on to a job that knows nothing of the pause.
     """
-    locked = None
-    while (head := connection.scalar(dialect.acts.lock_head, {"key": key})) != locked:
-        locked = head
+    _lock_head(connection, dialect, key)
     given = {"of_key": key, "by": by, "now": dialect.now()}
     connection.execute(dialect.acts.pause_sequence, given)
     connection.execute(dialect.acts.hold_back_head, {"of_key": key, "now": dialect.now()})
@@ -173,7 +171,15 @@ def pause_sequence(connection: Connection, dialect: Dialect, key: str, by: str |
 
 def resume_sequence(connection: Connection, dialect: Dialect, key: str) -> bool:
     """Let the sequence go on; False if it was not paused."""
+    _lock_head(connection, dialect, key)
     if connection.execute(dialect.acts.resume_sequence, {"of_key": key}).first() is None:
         return False
     connection.execute(dialect.acts.let_head_go, {"of_key": key, "now": dialect.now()})
     return True
+
+
+def _lock_head(connection: Connection, dialect: Dialect, key: str) -> None:
+    """Lock the present head: looked up again until the one that is locked is the present one."""
+    locked = None
+    while (head := connection.scalar(dialect.acts.lock_head, {"key": key})) != locked:
+        locked = head

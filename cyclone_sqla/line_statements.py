@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy import BigInteger, ColumnElement, Text, bindparam, func, select
 
 from cyclone_sqla.lifecycle import State, WaitsFor
-from cyclone_sqla.models import IS_DEBT, IS_INCOMING, Tables
+from cyclone_sqla.models import IS_DEBT, IS_HELD_BACK, IS_INCOMING, Tables
 from cyclone_sqla.statements import ID, Columns, Syntax, predicate, word
 
 KEYS: Columns = {"key": Text()}
@@ -221,12 +221,72 @@ class LineStatements:
             .returning(self.job.c.id, self.job.c.sequence_key, self.job.c.position)
         )
 
+    # ---- heads held back by a pause --------------------------------------------------------------
+
+    @cached_property
+    def let_go(self) -> Any:
+        """Heads that wait for their turn in a sequence that is not paused are ready, or wait for
+        their time.
+
+        Whoever makes a head may look at the pause before its end is committed, and hold the head
+        back after the resume has looked for it.
+        """
+        job = self.job.alias("candidate")
+        held_back = (
+            select(job.c.id)
+            .where(predicate(IS_HELD_BACK), ~self.is_paused(job))
+            .order_by(job.c.id)
+            .limit(bindparam("limit", type_=sa.Integer()))
+        )
+        picked = self.syntax.locked(held_back, job, "picked")
+        is_due = self.job.c.run_at <= self.now()
+        return (
+            sa.update(self.job)
+            .where(self.job.c.id == picked.c.id)
+            .values(
+                state=sa.case((is_due, word(State.AVAILABLE)), else_=word(State.PENDING)),
+                waits_for=sa.case((~is_due, word(WaitsFor.TIME))),
+                updated_at=self.now(),
+            )
+            .returning(self.job.c.queue, self.job.c.state)
+        )
+
     # ---- explicit positions ----------------------------------------------------------------------
 
     @cached_property
+    def number_new(self) -> Any:
+        """Write down that these keys have positions, where nothing is known of them."""
+        given = self.syntax.rows("keys", KEYS)
+        source = select(given.c.key.label("key"), sa.literal_column("0").label("released_through"))
+        return self.syntax.insert_unless_held(self.tables.sequence, source.order_by(given.c.key))
+
+    @cached_property
+    def number_known(self) -> Any:
+        """Write down that these keys have positions, where only a pause is known of them."""
+        given, sequence = self.syntax.rows("keys", KEYS), self.tables.sequence
+        return (
+            sa.update(sequence)
+            .where(sequence.c.key.in_(select(given.c.key)), sequence.c.released_through.is_(None))
+            .values(released_through=0)
+        )
+
+    @cached_property
     def advance(self) -> Any:
-        """Remember how far the positions of these keys are released without a gap."""
+        """Remember how far the positions of these keys are released without a gap.
+
+        A key that a person pauses or resumes just now is left for the next time: until then the
+        row of the position before says that it is over.
+        """
         given, sequence, job = self.syntax.rows("keys", KEYS), self.tables.sequence, self.job
+        numbered = sequence.alias("numbered")
+        wanted = (
+            select(numbered.c.key)
+            .where(
+                numbered.c.key.in_(select(given.c.key)), numbered.c.released_through.is_not(None)
+            )
+            .order_by(numbered.c.key)
+        )
+        picked = self.syntax.locked(wanted, numbered, "picked")
         number = func.row_number().over(order_by=job.c.position)
         released = (
             select(job.c.position.label("position"), number.label("number"))
@@ -246,9 +306,7 @@ class LineStatements:
         )
         return (
             sa.update(sequence)
-            .where(
-                sequence.c.key.in_(select(given.c.key)), sequence.c.released_through.is_not(None)
-            )
+            .where(sequence.c.key.in_(select(picked.c.key)))
             .values(released_through=func.coalesce(through, sequence.c.released_through))
         )
 

@@ -144,6 +144,9 @@ IS_IN_LINE = "sequence_open IS NOT NULL"
 IS_ADMITTED = "admitted IS NOT NULL"
 HAS_POSITION = "position IS NOT NULL"
 IS_DEBT = "admitted IS NOT NULL AND sequence_open IS NULL"
+IS_HELD_BACK = (
+    f"admitted IS NOT NULL AND state = '{State.PENDING}' AND waits_for = '{WaitsFor.TURN}'"
+)
 HOLDS_UNIQUE_KEY = f"unique_key IS NOT NULL AND state IN ({literals(ACTIVE)})"
 IS_DEAD_LETTER = "dead_letter IS NOT NULL"
 IS_OVER = (
@@ -284,6 +287,7 @@ class Job(JobRow, Base):
         _index("cyclone_job_line", "sequence_key", "coalesce(position, id)", where=IS_IN_LINE),
         _index("cyclone_job_admitted", "sequence_key", where=IS_ADMITTED, unique=True),
         _index("cyclone_job_debt", "id", where=IS_DEBT),
+        _index("cyclone_job_held_back", "id", where=IS_HELD_BACK),
         _index("cyclone_job_position", "sequence_key", "position", where=HAS_POSITION, unique=True),
         _index("cyclone_job_unique", "kind", "unique_key", where=HOLDS_UNIQUE_KEY, unique=True),
         _index("cyclone_job_over", "state", "finished_at", where=IS_OVER),

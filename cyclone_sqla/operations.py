@@ -31,6 +31,7 @@ from cyclone_sqla.errors import (
 from cyclone_sqla.failures import Failure
 from cyclone_sqla.job_spec import JobRef, JobSpec
 from cyclone_sqla.lifecycle import State, WaitsFor
+from cyclone_sqla.line_statements import KEYS
 from cyclone_sqla.models import EPOCH
 from cyclone_sqla.outcomes import (
     CancelledOutcome,
@@ -53,9 +54,11 @@ def enqueue(connection: Connection, dialect: Dialect, spec: JobSpec, origin: str
     """
     dialect.refuse_unfit(connection)
     with dialect.enqueueing(connection), _conflict_guard(connection, dialect, [spec]):
-        if spec.idempotency_key is None:
-            return _insert_or_find(connection, dialect, spec, origin)
-        return _enqueue_once(connection, dialect, spec, origin)
+        once = spec.idempotency_key is not None
+        insert = _enqueue_once if once else _insert_or_find
+        ref = insert(connection, dialect, spec, origin)
+        _number_sequences(connection, dialect, [spec] if ref.created else [])
+        return ref
 
 
 def enqueue_many(
@@ -90,7 +93,7 @@ def _conflict_guard(
     connection: Connection, dialect: Dialect, specs: Iterable[JobSpec]
 ) -> AbstractContextManager[None]:
     """Around the whole enqueue: what came before a conflict that is an error must go with it."""
-    if any(spec.unique or spec.idempotency_key for spec in specs):
+    if any(spec.unique or spec.idempotency_key or spec.position for spec in specs):
         return dialect.conflict_guard(connection)
     return nullcontext()
 
@@ -122,11 +125,20 @@ def _prepare_line(connection: Connection, dialect: Dialect, spec: JobSpec) -> No
     """What an enqueue into a sequence does before the insert, only if it was asked for."""
     if spec.sequence_lock:
         dialect.lock_sequence(connection, spec.sequence or "")
-    if spec.position is not None and _check_position(connection, dialect, spec) is None:
-        dialect.number_sequence(connection, spec.sequence or "")
+    if spec.position is not None:
+        _check_position(connection, dialect, spec)
 
 
-def _check_position(connection: Connection, dialect: Dialect, spec: JobSpec) -> int | None:
+def _number_sequences(connection: Connection, dialect: Dialect, specs: Iterable[JobSpec]) -> None:
+    """Write down which keys have positions: last, so that a refused job leaves nothing behind."""
+    keys = sorted({spec.sequence or "" for spec in specs if spec.position is not None})
+    if keys:
+        bound = dialect.syntax.bind("keys", KEYS, [(key,) for key in keys])
+        connection.execute(dialect.lines.number_new, bound)
+        connection.execute(dialect.lines.number_known, bound)
+
+
+def _check_position(connection: Connection, dialect: Dialect, spec: JobSpec) -> None:
     """Refuse a position that is taken, or beside jobs without one; up to where all are released.
 
     The gap is judged by what is visible now: of two transactions that overlap, the one with the
@@ -142,8 +154,6 @@ def _check_position(connection: Connection, dialect: Dialect, spec: JobSpec) -> 
         )
     if spec.reject_gap and not facts.has_predecessor and position != (facts.through or 0) + 1:
         raise SequenceGapError(key, position)
-    through: int | None = facts.through
-    return through
 
 
 # ---- idempotency keys: taken before the job is inserted, then given its id -----------------------
@@ -259,6 +269,7 @@ def _insert_all(
             if isinstance(exc, DuplicateError):
                 raise DuplicateError([Duplicate(i, exc.kind, exc.key, exc.job)]) from None
             raise
+    _number_sequences(connection, dialect, [s for i, s in positioned.items() if refs[i].created])
     return refs
 
 
@@ -414,12 +425,13 @@ class Outlook:
     due_in: timedelta | None
     has_incoming: bool
     has_debts: bool
+    has_held_back: bool
 
 
 def look_ahead(connection: Connection, dialect: Dialect) -> Outlook:
     """One look at what waits for a time or for its place in a line."""
     row = connection.execute(dialect.sql.outlook, {"now": dialect.now()}).one()
-    return Outlook(row.due_in, bool(row.has_incoming), bool(row.has_debts))
+    return Outlook(row.due_in, bool(row.has_incoming), bool(row.has_debts), bool(row.has_held_back))
 
 
 def claim(

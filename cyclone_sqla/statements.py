@@ -22,6 +22,7 @@ from cyclone_sqla.models import (
     IS_DEAD_LETTER,
     IS_DEBT,
     IS_DUE_BY_TIME,
+    IS_HELD_BACK,
     IS_INCOMING,
     IS_OVER,
     IS_RUNNING,
@@ -321,7 +322,8 @@ class Statements:
     @cached_property
     def outlook(self) -> Any:
         """What lies ahead, in one look: how long until the next delayed or retrying job is due
-        (zero or less: now), whether jobs are incoming, whether released heads owe a hand-over.
+        (zero or less: now), whether jobs are incoming, whether released heads owe a hand-over,
+        whether a head is held back though its sequence is not paused.
         """
         job = self.job
         due = (
@@ -333,10 +335,14 @@ class Statements:
         )
         incoming = sa.exists(select(job.c.id).where(predicate(IS_INCOMING)))
         debts = sa.exists(select(job.c.id).where(predicate(IS_DEBT)))
+        held_back = sa.exists(
+            select(job.c.id).where(predicate(IS_HELD_BACK), ~self.is_paused_sequence(job))
+        )
         return select(
             sa.type_coerce(due, Duration()).label("due_in"),
             incoming.label("has_incoming"),
             debts.label("has_debts"),
+            held_back.label("has_held_back"),
         )
 
     @cached_property
@@ -401,16 +407,20 @@ class Statements:
 
     def _staged(self) -> dict[str, Any]:
         """The head of a paused sequence goes on waiting, for its turn."""
-        job, sequence = self.job, self.tables.sequence
-        is_paused = sa.exists().where(
-            sequence.c.key == job.c.sequence_key, sequence.c.paused_at.is_not(None)
-        )
+        job, is_paused = self.job, self.is_paused_sequence(self.job)
         ready = self._becomes(life.STAGE)
         return {
             "state": sa.case((is_paused, job.c.state), else_=ready["state"]),
             "waits_for": sa.case((is_paused, word(WaitsFor.TURN)), else_=ready["waits_for"]),
             "updated_at": self.now(),
         }
+
+    def is_paused_sequence(self, job: Any) -> ColumnElement[bool]:
+        """Whether the job's sequence is paused."""
+        sequence = self.tables.sequence
+        return sa.exists().where(
+            sequence.c.key == job.c.sequence_key, sequence.c.paused_at.is_not(None)
+        )
 
     # ---- claim: the pick is each dialect's own ---------------------------------------------------
 
@@ -626,6 +636,10 @@ class Statements:
             .where(
                 predicate(IS_DEAD_LETTER if dead_letters else IS_OVER),
                 job.c.state == word(state),
+                # A dead letter may halt its sequence, or owe its place: without it none would go on.
+                job.c.sequence_open.is_(None),
+                job.c.admitted.is_(None),
+                self._is_no_position_mark(job),
                 job.c.finished_at < minus(self.now(), bindparam("age", type_=Duration())),
                 # Not one comparison of pairs: the index ends at the time.
                 job.c.finished_at >= after,

@@ -131,6 +131,11 @@ def create_job_indexes(op: Operations, schema: str | None) -> None:
     index("line", "sequence_key", "coalesce(position, id)", where="sequence_open IS NOT NULL")
     index("admitted", "sequence_key", where="admitted IS NOT NULL", unique=True)
     index("debt", "id", where="admitted IS NOT NULL AND sequence_open IS NULL")
+    index(
+        "held_back",
+        "id",
+        where="admitted IS NOT NULL AND state = 'pending' AND waits_for = 'turn'",
+    )
     index("position", "sequence_key", "position", where="position IS NOT NULL", unique=True)
     index(
         "unique",

@@ -91,10 +91,6 @@ class Dialect(ABC):
         """Keep other transactions that ask for this lock out until this one ends."""
 
     @abstractmethod
-    def number_sequence(self, connection: Connection, key: str) -> None:
-        """Write down that the jobs of this key have positions."""
-
-    @abstractmethod
     def hint_sender(self, engine: Engine, url: sa.URL | None) -> HintSender:
         """The way to the workers on the database of an application's engine."""
 

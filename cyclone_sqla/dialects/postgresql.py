@@ -137,9 +137,6 @@ class PostgresDialect(Dialect):
         name = f"cyclone_sqla:{self.schema or ''}:{key}"
         connection.execute(_LOCK_SEQUENCE, {"name": name})
 
-    def number_sequence(self, connection: Connection, key: str) -> None:
-        connection.execute(self._number_sequence, {"key": key})
-
     def hint_sender(self, engine: Engine, url: sa.URL | None) -> HintSender:
         return notify_sender(engine if url is None else hint_engine(worker_url(url)))
 
@@ -213,12 +210,6 @@ class PostgresDialect(Dialect):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._claim = self._build_claim()
-        sequence = self.tables.sequence
-        numbering = pg_insert(sequence).values(key=bindparam("key"), released_through=0)
-        self._number_sequence = numbering.on_conflict_do_update(
-            index_elements=[sequence.c.key],
-            set_={"released_through": func.coalesce(sequence.c.released_through, 0)},
-        )
 
     def _build_claim(self) -> Any:
         """All queues in one statement; for each, the first of every known kind, then the first of

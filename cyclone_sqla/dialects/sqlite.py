@@ -148,12 +148,6 @@ class SqliteDialect(Dialect):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._claim = self._build_claim()
-        sequence = self.tables.sequence
-        numbering = sqlite_insert(sequence).values(key=bindparam("key"), released_through=0)
-        self._number_sequence = numbering.on_conflict_do_update(
-            index_elements=[sequence.c.key],
-            set_={"released_through": func.coalesce(sequence.c.released_through, 0)},
-        )
         self._probe = self._build_probe()
         counter = self.tables.counter
         self._raise_leases = (
@@ -224,9 +218,6 @@ class SqliteDialect(Dialect):
 
     def lock_sequence(self, connection: Connection, key: str) -> None:
         """Nothing to do: ids are given under the write lock, so their order is commit order."""
-
-    def number_sequence(self, connection: Connection, key: str) -> None:
-        connection.execute(self._number_sequence, {"key": key})
 
     def hint_sender(self, engine: Engine, url: sa.URL | None) -> HintSender:
         return local_sender(engine)

@@ -68,6 +68,13 @@ class Admitter:
             self._on_admitted()
         return 0.0 if has_more else self._paced(bool(queues))
 
+    def let_go(self) -> float | None:
+        """Heads that a pause held back and its end missed; seconds until the next look, if any."""
+        queues = self._again(lambda connection: admission.let_go(connection, self._dialect, DEBTS))
+        if queues:
+            self._on_admitted()
+        return 0.0 if len(queues) == DEBTS else None
+
     def _paced(self, moved: bool) -> float:
         """What is locked now is free soon; what can't move for long is not looked at all the time."""
         self._pause = FIRST_PAUSE if moved else self._pause * 2

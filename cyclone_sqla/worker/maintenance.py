@@ -81,6 +81,7 @@ class Stager:
             None if outlook.due_in is None else self._stage(outlook.due_in),
             self._admitter.admit() if outlook.has_incoming else None,
             self._admitter.pay() if outlook.has_debts else None,
+            self._admitter.let_go() if outlook.has_held_back else None,
         )
         return min(pause for pause in pauses if pause is not None)
 

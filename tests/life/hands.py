@@ -151,7 +151,7 @@ class Hands:
             return operations.stage(connection, self.dialect, limit)
 
     def admit(self) -> list[str]:
-        """Give every incoming job its place, then pay every debt; the queues that got work."""
+        """Every incoming job its place, every debt paid, what is held let go; queues that got work."""
         with self.transaction() as connection:
             queues = admission.admit(connection, self.dialect, 0, 1000).queues
         with self.held.reading() as connection:
@@ -159,7 +159,8 @@ class Hands:
         if debts:
             with self.transaction() as connection:
                 queues += admission.pay(connection, self.dialect, debts)
-        return queues
+        with self.transaction() as connection:
+            return queues + admission.let_go(connection, self.dialect, 1000)
 
     def expired(self, limit: int = 100) -> list[LostRun]:
         """List lapsed runs, as rescue does before it acts."""
