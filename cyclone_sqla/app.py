@@ -19,11 +19,13 @@ from cyclone_sqla.backoff import BackoffPolicy, Duration
 from cyclone_sqla.binding import AsyncTarget, SyncTarget, run
 from cyclone_sqla.clock import Clock, DatabaseClock
 from cyclone_sqla.context import Context
+from cyclone_sqla.control import Control
 from cyclone_sqla.dialects import Dialect, HintMode, dialect_of
 from cyclone_sqla.errors import ConfigurationError, JobNotFoundError, SchemaError
-from cyclone_sqla.job_spec import JobRef, JobSpec, OnDuplicate
+from cyclone_sqla.hints import CALL_TO_ADMIT
+from cyclone_sqla.job_spec import JobRef, JobSpec, OnDuplicate, OnFailure
 from cyclone_sqla.models import Job, job_class
-from cyclone_sqla.options import Options, build_spec
+from cyclone_sqla.options import Options, build_spec, check_options
 from cyclone_sqla.payload import check_json, check_size
 from cyclone_sqla.urls import masked, parsed
 
@@ -42,7 +44,7 @@ Database: TypeAlias = "str | sa.URL | Engine | Any"
 """
 
 
-class Cyclone:
+class Cyclone(Control):
     """The queue of one application.
 
     ``database`` is where its workers find the jobs: a URL, an Engine, an AsyncEngine, a
@@ -67,6 +69,7 @@ class Cyclone:
         max_payload: int = MAX_PAYLOAD,
         hints: HintMode = True,
         hint_url: str | sa.URL | None = None,
+        on_failure: OnFailure | Callable[[JobSpec], OnFailure] = "dead-letter",
         clock: Clock | None = None,
     ) -> None:
         self.database = database
@@ -74,6 +77,7 @@ class Cyclone:
         self.max_payload = max_payload
         self.hints: HintMode = hints
         self.hint_url = parsed(hint_url) if isinstance(hint_url, str) else hint_url
+        self.on_failure = on_failure
         self.clock = clock or DatabaseClock()
         self.registry = Registry()
         self._dialects: dict[str, Dialect]
@@ -170,9 +174,18 @@ class Cyclone:
 
     def _spec_by_name(self, kind: str, arguments: Mapping[str, Any], options: Options) -> JobSpec:
         action = self.registry.find(kind)
+        defaults = {} if action is None else action.defaults
+        return build_spec(kind, self.encode_arguments(kind, arguments), defaults, options)
+
+    def encode_arguments(self, kind: str, arguments: Mapping[str, Any]) -> str:
+        """Arguments as JSON text, checked against the action of the kind, else as plain JSON.
+
+        Raises PayloadError.
+        """
+        action = self.registry.find(kind)
         if action is not None:
-            return build_spec(kind, action.encode_raw(arguments), action.defaults, options)
-        return build_spec(kind, check_json(kind, arguments), {}, options)
+            return action.encode_raw(arguments)
+        return check_json(kind, arguments)
 
     @overload
     def enqueue_many(
@@ -206,16 +219,16 @@ class Cyclone:
         nothing is inserted and DuplicateError lists every offending input. With "return" a
         duplicate's JobRef has ``created=False`` and names the holder.
         """
-        specs = [self._sized(spec) for spec in jobs]
+        specs = [self._settled_spec(spec) for spec in jobs]
         if on_duplicate is not None:
             specs = [dataclasses.replace(spec, on_duplicate=on_duplicate) for spec in specs]
 
         def work(connection: Connection, session: Session | None) -> list[JobRef]:
             if not specs:
                 return []
-            dialect = self._dialect_for(connection)
+            dialect = self.dialect_for(connection)
             refs = operations.enqueue_many(connection, dialect, specs, self.instance)
-            self._hint(connection, session, refs)
+            self._hint(connection, session, specs, refs)
             return refs
 
         lost = f"{len(specs)} jobs of enqueue_many" if specs else None
@@ -231,30 +244,42 @@ class Cyclone:
         self, target: SyncTarget | AsyncTarget, spec: JobSpec, /
     ) -> JobRef | Coroutine[Any, Any, JobRef]:
         """Enqueue a job that :meth:`Action.job` made."""
-        self._sized(spec)
+        spec = self._settled_spec(spec)
 
         def work(connection: Connection, session: Session | None) -> JobRef:
-            dialect = self._dialect_for(connection)
+            dialect = self.dialect_for(connection)
             ref = operations.enqueue(connection, dialect, spec, self.instance)
-            self._hint(connection, session, [ref])
+            self._hint(connection, session, [spec], [ref])
             return ref
 
         return run(target, work, self.job_class, f"a {spec.kind} job")
 
-    def _sized(self, spec: JobSpec) -> JobSpec:
+    def _settled_spec(self, spec: JobSpec) -> JobSpec:
+        """The job as it will be stored: of bearable size, its sequence's failure mode settled."""
         # Not everybody uses a type checker.
         if not isinstance(spec, JobSpec):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
                 f"enqueue_many takes jobs made by action.job(…), not {type(spec).__name__}"
             )
         check_size(spec.kind, spec.arguments, self.max_payload)
-        return spec
+        if spec.sequence is None or spec.on_failure is not None:
+            return spec
+        mode = self.on_failure(spec) if callable(self.on_failure) else self.on_failure
+        return dataclasses.replace(spec, **check_options({"on_failure": mode}))
 
     def _hint(
-        self, connection: Connection, session: Session | None, refs: Sequence[JobRef]
+        self,
+        connection: Connection,
+        session: Session | None,
+        specs: Sequence[JobSpec],
+        refs: Sequence[JobRef],
     ) -> None:
         """Tell workers after the commit, of jobs that are new."""
-        queues = {ref.queue for ref in refs if ref.created}
+        queues = {
+            spec.queue if spec.sequence is None else CALL_TO_ADMIT
+            for spec, ref in zip(specs, refs, strict=True)
+            if ref.created
+        }
         if queues:
             dialect = self.dialect(connection.dialect.name)
             dialect.tell_workers(connection, session, queues, mode=self.hints, url=self.hint_url)
@@ -278,7 +303,7 @@ class Cyclone:
             raise TypeError(f"a job id is an int, not {type(job_id).__name__}")
 
         def work(connection: Connection, session: Session | None) -> Job:
-            self._dialect_for(connection)
+            self.dialect_for(connection)
             if session is not None:
                 return self._read(session, connection, job_id)
             with Session(connection, join_transaction_mode="rollback_only") as reader:
@@ -325,7 +350,7 @@ class Cyclone:
             self._dialects[name] = dialect_of(name, self.schema, self.clock)
         return self._dialects[name]
 
-    def _dialect_for(self, connection: Connection) -> Dialect:
+    def dialect_for(self, connection: Connection) -> Dialect:
         dialect = self.dialect(connection.dialect.name)
         if connection.dialect not in self._checked:
             self._require_tables(connection, dialect)

@@ -35,6 +35,7 @@ class ClaimedJob:
     time_left: timedelta | None = None
     timeout: timedelta | None = None
     unique_key: str | None = None
+    sequence_key: str | None = None
     tenant: str | None = None
     trace_id: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -10,6 +10,8 @@
     │   ├── InvalidKeyError       an empty, too long or unstorable key
     │   └── PayloadError          an argument that would not arrive as it was given
     ├── DuplicateError            an active job holds the unique key
+    ├── DuplicatePositionError    the position in the sequence is taken
+    ├── SequenceGapError          the position before is not there, and a gap was not wanted
     ├── TransactionError          the caller's transaction cannot take part
     │   ├── SnapshotError         SQLite: the transaction read too early to write now
     │   └── DatabaseBusyError     another process holds SQLite's write lock, or migrates
@@ -31,11 +33,11 @@ ErrAlreadyExists      :class:`DuplicateError`, or a :class:`~cyclone_sqla.JobRef
 ErrInvalidTransition  :class:`InvalidTransitionError`
 ErrLeaseConflict      :class:`LeaseLostError`
 ErrChainBlocked       no error: the job waits, and its ``waits_for`` says for what
-ErrSequenceGap        comes with explicit positions
+ErrSequenceGap        :class:`SequenceGapError`
 ErrHandlerNotFound    :class:`UnknownKindError` where a person names a kind; a worker never
                       claims a kind that it does not know
 ErrNotClaimable       :class:`InvalidTransitionError`
-ErrDuplicateChainSeq  comes with explicit positions
+ErrDuplicateChainSeq  :class:`DuplicatePositionError`
 ===================== =====================================================================
 """
 
@@ -52,6 +54,7 @@ __all__ = [
     "CycloneError",
     "DatabaseBusyError",
     "DuplicateError",
+    "DuplicatePositionError",
     "InvalidJobError",
     "InvalidKeyError",
     "InvalidTransitionError",
@@ -60,6 +63,7 @@ __all__ = [
     "PayloadError",
     "RegistrationError",
     "SchemaError",
+    "SequenceGapError",
     "SnapshotError",
     "TransactionError",
     "UnknownKindError",
@@ -157,6 +161,38 @@ class Duplicate:
 
     def __repr__(self) -> str:
         return f"Duplicate({self.index}, {self.kind!r}, {self.key!r}, job_id={self.job_id})"
+
+
+class DuplicatePositionError(CycloneError):
+    """A job of the sequence has this position already. Nothing was inserted.
+
+    ``job_id`` is the one that has it; None if retention has removed it since.
+    """
+
+    def __init__(self, key: str, position: int, job_id: int | None) -> None:
+        who = "a job that is over" if job_id is None else f"job {job_id}"
+        super().__init__(f"position {position} of sequence {key!r} is taken by {who}")
+        self.key = key
+        self.position = position
+        self.job_id = job_id
+
+    def __reduce__(self) -> tuple[type[DuplicatePositionError], tuple[str, int, int | None]]:
+        return type(self), (self.key, self.position, self.job_id)
+
+
+class SequenceGapError(CycloneError):
+    """The position before is not there, and no gap was wanted. Nothing was inserted."""
+
+    def __init__(self, key: str, position: int) -> None:
+        super().__init__(
+            f"position {position} of sequence {key!r} would leave a gap: enqueue position "
+            f"{position - 1} first, or without reject_gap"
+        )
+        self.key = key
+        self.position = position
+
+    def __reduce__(self) -> tuple[type[SequenceGapError], tuple[str, int]]:
+        return type(self), (self.key, self.position)
 
 
 class TransactionError(CycloneError):

@@ -16,6 +16,13 @@ from typing import Any, NamedTuple, Protocol
 from sqlalchemy import Connection, RootTransaction, Transaction, TwoPhaseTransaction, event
 from sqlalchemy.orm import Session, SessionTransaction
 
+CALL_TO_ADMIT = "\x01admit"
+"""In the place of a queue's name, which no queue has: jobs wait for their place in a sequence."""
+
+
+CALL_TO_RENEW = "\x01renew"
+"""In the place of a queue's name: a run may have been asked to stop, which a renewal tells."""
+
 
 class Hint(NamedTuple):
     """There may be work in this queue; ``channel`` stands for the schema that it lies in."""

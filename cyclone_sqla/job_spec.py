@@ -12,6 +12,10 @@ from cyclone_sqla.lifecycle import State
 OnDuplicate = Literal["raise", "return"]
 """What an enqueue does when an active job holds its unique key."""
 
+OnFailure = Literal["dead-letter", "skip", "halt"]
+"""What the end of a failed head means for its sequence: go on and keep it as a dead letter, go on,
+or stop until a person replays or skips it."""
+
 MAX_PRIORITY = 32767
 """Priorities are small integers: -32768 … 32767, smaller first."""
 
@@ -49,6 +53,11 @@ class JobSpec:
     unique: str | None = None
     on_duplicate: OnDuplicate = "raise"
     idempotency_key: str | None = None
+    sequence: str | None = None
+    on_failure: OnFailure | None = None
+    position: int | None = None
+    reject_gap: bool = False
+    sequence_lock: bool = False
     process_in: timedelta | None = None
     process_at: datetime | None = None
     deadline: datetime | None = None

@@ -88,6 +88,23 @@ GIVE_BACK = Transition(
 )
 RESCUE = Transition("rescue", _RUNNING, State.AVAILABLE, meaning="its lease ran out")
 
+_WAITING = (State.PENDING, State.AVAILABLE)
+_FAILED = (State.DISCARDED, State.CANCELLED)
+
+CANCEL_ASKED = Transition(
+    "cancel", ACTIVE, State.CANCELLED, meaning="a person ended it, at once unless it runs"
+)
+PAUSE = Transition("pause", _WAITING, State.PAUSED, meaning="a person keeps it from running")
+RESUME = Transition("resume", (State.PAUSED,), State.AVAILABLE, meaning="a person let it go on")
+REPLAY = Transition("replay", _FAILED, State.AVAILABLE, meaning="a person had it begin afresh")
+SKIP = Transition("skip", _FAILED, State.COMPLETED, meaning="a person passed over a halted head")
+DEAL_WITH = Transition(
+    "skip", (State.DISCARDED,), State.DISCARDED, meaning="a person dealt with a dead letter"
+)
+RESCHEDULE = Transition(
+    "reschedule", _WAITING, State.PENDING, WaitsFor.TIME, meaning="a person gave it another time"
+)
+
 TRANSITIONS = (
     STAGE,
     CLAIM,
@@ -99,4 +116,17 @@ TRANSITIONS = (
     CANCEL,
     GIVE_BACK,
     RESCUE,
+    CANCEL_ASKED,
+    PAUSE,
+    RESUME,
+    REPLAY,
+    SKIP,
+    DEAL_WITH,
+    RESCHEDULE,
 )
+
+PEOPLES_VERBS = {
+    transition.verb: transition.sources
+    for transition in (CANCEL_ASKED, PAUSE, RESUME, REPLAY, SKIP, RESCHEDULE)
+}
+"""What a person may do to a job, by verb: the states that allow it."""

@@ -142,7 +142,11 @@ IS_DUE_BY_TIME = f"state = '{State.PENDING}' AND waits_for IN ({literals(DUE_BY_
 IS_INCOMING = f"state = '{State.PENDING}' AND waits_for = '{WaitsFor.ADMISSION}'"
 IS_IN_LINE = "sequence_open IS NOT NULL"
 IS_ADMITTED = "admitted IS NOT NULL"
+HAS_POSITION = "position IS NOT NULL"
 IS_DEBT = "admitted IS NOT NULL AND sequence_open IS NULL"
+IS_HELD_BACK = (
+    f"admitted IS NOT NULL AND state = '{State.PENDING}' AND waits_for = '{WaitsFor.TURN}'"
+)
 HOLDS_UNIQUE_KEY = f"unique_key IS NOT NULL AND state IN ({literals(ACTIVE)})"
 IS_DEAD_LETTER = "dead_letter IS NOT NULL"
 IS_OVER = (
@@ -283,6 +287,8 @@ class Job(JobRow, Base):
         _index("cyclone_job_line", "sequence_key", "coalesce(position, id)", where=IS_IN_LINE),
         _index("cyclone_job_admitted", "sequence_key", where=IS_ADMITTED, unique=True),
         _index("cyclone_job_debt", "id", where=IS_DEBT),
+        _index("cyclone_job_held_back", "id", where=IS_HELD_BACK),
+        _index("cyclone_job_position", "sequence_key", "position", where=HAS_POSITION, unique=True),
         _index("cyclone_job_unique", "kind", "unique_key", where=HOLDS_UNIQUE_KEY, unique=True),
         _index("cyclone_job_over", "state", "finished_at", where=IS_OVER),
         _index("cyclone_job_dead_letter", "finished_at", where=IS_DEAD_LETTER),
@@ -336,6 +342,21 @@ class Queue(Base):
     paused_by: Mapped[str | None] = mapped_column(Text)
 
 
+class Sequence(Base):
+    """What is known of a sequence beyond its jobs: whether it is paused, how far its positions are.
+
+    ``released_through`` is there if the key's jobs have explicit positions: all up to it are
+    released, also those whose rows retention has removed.
+    """
+
+    __tablename__ = "cyclone_sequence"
+
+    key: Mapped[str] = mapped_column(Text, primary_key=True)
+    paused_at: Mapped[datetime | None] = mapped_column(Timestamp)
+    paused_by: Mapped[str | None] = mapped_column(Text)
+    released_through: Mapped[int | None] = mapped_column(BigInteger)
+
+
 class WorkerRecord(Base):
     """A worker process and when it was last heard of: never a reason to touch its jobs."""
 
@@ -380,13 +401,21 @@ class Tables:
     history: sa.Table
     idempotency_key: sa.Table
     queue: sa.Table
+    sequence: sa.Table
     worker: sa.Table
     counter: sa.Table
     lease_sequence: sa.Sequence
 
     def of(self, dialect_name: str) -> list[sa.Table]:
         """The tables that exist on this kind of database, in order of creation."""
-        tables = [self.job, self.history, self.idempotency_key, self.queue, self.worker]
+        tables = [
+            self.job,
+            self.history,
+            self.idempotency_key,
+            self.queue,
+            self.sequence,
+            self.worker,
+        ]
         return [*tables, self.counter] if dialect_name == "sqlite" else tables
 
 
@@ -409,6 +438,7 @@ def tables_in(schema: str | None) -> Tables:
         history=table(HistoryEntry),
         idempotency_key=table(IdempotencyKey),
         queue=table(Queue),
+        sequence=table(Sequence),
         worker=table(WorkerRecord),
         counter=table(Counter),
         lease_sequence=sa.Sequence(LEASE_SEQUENCE.name, schema=schema, metadata=metadata)

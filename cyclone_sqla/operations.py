@@ -7,7 +7,7 @@ The first part runs in the caller's transaction, the second in a worker's own.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -17,12 +17,21 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from cyclone_sqla import statements
+from cyclone_sqla.admission import Released, hand_on
 from cyclone_sqla.context import ClaimedJob
 from cyclone_sqla.dialects import Dialect
-from cyclone_sqla.errors import Duplicate, DuplicateError
+from cyclone_sqla.errors import (
+    CycloneError,
+    Duplicate,
+    DuplicateError,
+    DuplicatePositionError,
+    InvalidJobError,
+    SequenceGapError,
+)
 from cyclone_sqla.failures import Failure
 from cyclone_sqla.job_spec import JobRef, JobSpec
 from cyclone_sqla.lifecycle import State, WaitsFor
+from cyclone_sqla.line_statements import KEYS
 from cyclone_sqla.models import EPOCH
 from cyclone_sqla.outcomes import (
     CancelledOutcome,
@@ -48,9 +57,10 @@ def enqueue(connection: Connection, dialect: Dialect, spec: JobSpec, origin: str
     dialect.refuse_unfit(connection)
 
     def attempt() -> JobRef:
-        if spec.idempotency_key is None:
-            return _insert_or_find(connection, dialect, spec, origin)
-        return _enqueue_once(connection, dialect, spec, origin)
+        insert = _insert_or_find if spec.idempotency_key is None else _enqueue_once
+        ref = insert(connection, dialect, spec, origin)
+        _number_sequences(connection, dialect, [spec] if ref.created else [])
+        return ref
 
     return _guarded(connection, dialect, [spec], attempt)
 
@@ -83,7 +93,7 @@ def _guarded(
     Over, with nothing of the first attempt left: to go on where it stopped would lock keys out of
     order, and two bulk enqueues could deadlock.
     """
-    has_keys = any(spec.unique or spec.idempotency_key for spec in specs)
+    has_keys = any(spec.unique or spec.idempotency_key or spec.position for spec in specs)
     with dialect.enqueueing(connection):
         while True:
             many = len(specs) > 1
@@ -98,16 +108,78 @@ def _guarded(
 def _insert_or_find(
     connection: Connection, dialect: Dialect, spec: JobSpec, origin: str | None
 ) -> JobRef:
+    if spec.sequence_lock:
+        dialect.lock_sequence(connection, spec.sequence or "")
+    if spec.position is not None:
+        _check_position(connection, dialect, spec)
     values = {**_values(spec, origin), "now": dialect.now()}
-    if spec.unique is None:
+    if spec.unique is None and spec.position is None:
         return _created(spec, connection.execute(dialect.sql.insert_one, values).one())
     inserted = connection.execute(dialect.sql.insert_one_unless_held, values).first()
     if inserted is not None:
         return _created(spec, inserted)
+    return _met(connection, dialect, spec)
+
+
+def _met(connection: Connection, dialect: Dialect, spec: JobSpec) -> JobRef:
+    """What kept a job out: its position, which is refused, or its key, whose holder is found."""
+    if spec.position is not None:
+        _check_position(connection, dialect, spec)
+    if spec.unique is None:
+        raise _KeyFreed
     (holder,) = _holders_met(connection, dialect, [(spec.kind, spec.unique)]).values()
     if spec.on_duplicate == "return":
         return holder
     raise DuplicateError([Duplicate(0, spec.kind, spec.unique, holder)])
+
+
+# ---- positions in a sequence ---------------------------------------------------------------------
+
+
+def _check_position(
+    connection: Connection,
+    dialect: Dialect,
+    spec: JobSpec,
+    beside: Collection[tuple[str, int]] = (),
+) -> None:
+    """Refuse a position that is taken, or beside jobs without one, or (if asked) behind a gap.
+
+    ``beside`` are places of the same call. The gap is judged by what is visible now: of two
+    transactions that overlap, the one with the larger position sees a gap.
+    """
+    key, position = _place_of(spec)
+    facts = connection.execute(dialect.lines.position_facts, {"key": key, "at": position}).one()
+    through = facts.through or 0
+    if facts.holder is not None or position <= through or (key, position) in beside:
+        raise DuplicatePositionError(key, position, facts.holder)
+    if facts.has_unpositioned and facts.through is None:
+        raise InvalidJobError(
+            f"position: sequence {key!r} has jobs without positions; give all its jobs one or none"
+        )
+    follows = facts.has_predecessor or position == through + 1 or (key, position - 1) in beside
+    if spec.reject_gap and not follows:
+        raise SequenceGapError(key, position)
+
+
+def _check_positions(connection: Connection, dialect: Dialect, specs: Iterable[JobSpec]) -> None:
+    """All positions of one call, before anything is inserted."""
+    seen: set[tuple[str, int]] = set()
+    for spec in sorted((s for s in specs if s.position is not None), key=_place_of):
+        _check_position(connection, dialect, spec, seen)
+        seen.add(_place_of(spec))
+
+
+def _place_of(spec: JobSpec) -> tuple[str, int]:
+    return spec.sequence or "", spec.position or 0
+
+
+def _number_sequences(connection: Connection, dialect: Dialect, specs: Iterable[JobSpec]) -> None:
+    """Write down which keys have positions: last, so that a refused job leaves nothing behind."""
+    keys = sorted({spec.sequence or "" for spec in specs if spec.position is not None})
+    if keys:
+        bound = dialect.syntax.bind("keys", KEYS, [(key,) for key in keys])
+        connection.execute(dialect.lines.number_new, bound)
+        connection.execute(dialect.lines.number_known, bound)
 
 
 # ---- idempotency keys: taken before the job is inserted, then given its id -----------------------
@@ -179,7 +251,7 @@ def _giving_back(
     """What does not go in burns no key that was taken for it."""
     try:
         yield
-    except (DuplicateError, _KeyFreed):
+    except (CycloneError, _KeyFreed):
         if keys:
             bound = dialect.syntax.bind("keys", statements.KEY, list(keys))
             connection.execute(dialect.sql.give_back_keys, bound)
@@ -216,7 +288,10 @@ def _insert_all(
     """
     if not specs:
         return {}
+    for key in sorted({spec.sequence or "" for spec in specs.values() if spec.sequence_lock}):
+        dialect.lock_sequence(connection, key)
     ids = dict(zip(specs, dialect.draw_ids(connection, len(specs)), strict=True))
+    _check_positions(connection, dialect, specs.values())
     keys = {i: (spec.kind, spec.unique) for i, spec in specs.items() if spec.unique is not None}
     firsts = _firsts(keys)
     held = _holders(connection, dialect, firsts)
@@ -226,9 +301,14 @@ def _insert_all(
         i: (ids[i], spec) for i, spec in specs.items() if i not in keys or firsts.get(keys[i]) == i
     }
     refs = _insert_rows(connection, dialect, new, origin)
-    held |= _holders_met(connection, dialect, [keys[i] for i in new.keys() - refs.keys()])
+    missing = sorted(new.keys() - refs.keys())
+    _check_positions(connection, dialect, [specs[i] for i in missing])
+    if any(i not in keys for i in missing):
+        raise _KeyFreed
+    held |= _holders_met(connection, dialect, [keys[i] for i in missing])
     _refuse_duplicates(specs, keys, held)
     held |= {key: replace(refs[i], created=False) for key, i in firsts.items() if i in refs}
+    _number_sequences(connection, dialect, [specs[i] for i in refs])
     return {i: refs[i] if i in refs else held[keys[i]] for i in specs}
 
 
@@ -258,7 +338,7 @@ def _insert_rows(
     origin: str | None,
 ) -> dict[int, JobRef]:
     """Rows go in in the order of their keys: two bulk enqueues never deadlock on them."""
-    has_keys = any(spec.unique is not None for _, spec in new.values())
+    has_keys = any(s.unique is not None or s.position is not None for _, s in new.values())
     insert = dialect.sql.insert_many_unless_held if has_keys else dialect.sql.insert_many
     rows = [(job_id, *_values(spec, origin).values()) for job_id, spec in new.values()]
     rows.sort(key=_order_of_row)
@@ -323,6 +403,9 @@ def _values(spec: JobSpec, origin: str | None) -> dict[str, Any]:
         "arguments": spec.arguments,
         "headers": json.dumps(spec.headers) if spec.headers else None,
         "unique_key": spec.unique,
+        "sequence_key": spec.sequence,
+        "position": spec.position,
+        "on_failure": spec.on_failure,
         "process_at": spec.process_at,
         "delay": spec.process_in,
         "deadline": spec.deadline,
@@ -340,13 +423,24 @@ def _values(spec: JobSpec, origin: str | None) -> dict[str, Any]:
 def stage(connection: Connection, dialect: Dialect, limit: int) -> list[str]:
     """Make due jobs available; the queues that got work, once for each job."""
     params = {"limit": limit, "now": dialect.now()}
-    return list(connection.scalars(dialect.sql.stage, params))
+    staged = connection.execute(dialect.sql.stage, params).all()
+    return [row.queue for row in staged if row.state == State.AVAILABLE]
 
 
-def next_due(connection: Connection, dialect: Dialect) -> timedelta | None:
-    """How long until something is due: zero or less for now, None if nothing waits for a time."""
-    until: timedelta | None = connection.scalar(dialect.sql.next_due, {"now": dialect.now()})
-    return until
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What lies ahead: when the next job is due, and whether anything waits to be admitted."""
+
+    due_in: timedelta | None
+    has_incoming: bool
+    has_debts: bool
+    has_held_back: bool
+
+
+def look_ahead(connection: Connection, dialect: Dialect) -> Outlook:
+    """One look at what waits for a time or for its place in a line."""
+    row = connection.execute(dialect.sql.outlook, {"now": dialect.now()}).one()
+    return Outlook(row.due_in, bool(row.has_incoming), bool(row.has_debts), bool(row.has_held_back))
 
 
 def claim(
@@ -380,6 +474,7 @@ def _claimed(row: sa.Row[Any]) -> ClaimedJob:
         time_left=row.time_left,
         timeout=row.timeout,
         unique_key=row.unique_key,
+        sequence_key=row.sequence_key,
         tenant=row.tenant,
         trace_id=row.trace_id,
         headers=row.headers or {},
@@ -444,6 +539,7 @@ class Settlement:
     attempt: int
     worker: str
     outcome: Outcome
+    sequence_key: str | None = None
 
 
 @dataclass(slots=True)
@@ -478,13 +574,33 @@ def settle(
     Runs that simply returned are one statement, the hot path. Any other end, and that of a run that
     was asked to stop, is written together with its history.
     """
-    settled, others = Settled(), [s for s in settlements if not _is_plain(s)]
-    if len(others) < len(settlements):
-        settled, asked = _complete(connection, dialect, [s for s in settlements if _is_plain(s)])
+    simple = [s for s in settlements if _is_plain(s) and s.sequence_key is None]
+    others = [s for s in settlements if s not in simple]
+    settled = Settled()
+    if simple:
+        settled, asked = _complete(connection, dialect, simple)
         others += asked
     if others:
         with dialect.together(connection):
-            settled.add(_release(connection, dialect, others, history_limit))
+            settled.add(_settle_together(connection, dialect, others, history_limit))
+    return settled
+
+
+def _settle_together(
+    connection: Connection,
+    dialect: Dialect,
+    settlements: Sequence[Settlement],
+    history_limit: int,
+) -> Settled:
+    """Ends that take more than one statement: heads that hand their places on, and histories."""
+    plain = [s for s in settlements if _is_plain(s) and s.sequence_key is not None]
+    others = [s for s in settlements if s not in plain]
+    settled = Settled()
+    if plain:
+        settled, asked = _complete(connection, dialect, plain)
+        others += asked
+    if others:
+        settled.add(_release(connection, dialect, others, history_limit))
     return settled
 
 
@@ -500,6 +616,7 @@ def _complete(
     rows = [(s.job_id, s.lease, _result(s.outcome)) for s in settlements]
     bound = dialect.syntax.bind("done", statements.COMPLETED, rows)
     written = connection.execute(dialect.sql.complete, {**bound, "now": dialect.now()}).all()
+    hand_on(connection, dialect, _released(written))
     missing = _missing(settlements, written)
     found = _leases_of(connection, dialect, [s.job_id for s in missing])
     asked = [
@@ -525,11 +642,21 @@ def _release(
     rows = [(s.job_id, s.lease, *_release_values(s.outcome)) for s in settlements]
     bound = dialect.syntax.bind("ended", statements.RELEASED, rows)
     written = connection.execute(statement, {**bound, "now": dialect.now()}).all()
+    hand_on(connection, dialect, _released(written))
     missing = _missing(settlements, written)
     found = _leases_of(connection, dialect, [s.job_id for s in missing])
     settled = _judged(written, missing, found)
     _write_history(connection, dialect, settlements, settled.states, history_limit)
     return settled
+
+
+def _released(written: Sequence[sa.Row[Any]]) -> list[Released]:
+    """The heads among the settled rows that have left their line."""
+    return [
+        Released(row.id, row.sequence_key, row.position)
+        for row in written
+        if row.sequence_key is not None and row.sequence_open is None
+    ]
 
 
 def _missing(settlements: Sequence[Settlement], written: Sequence[sa.Row[Any]]) -> list[Settlement]:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, cast
 from typing_extensions import TypedDict
 
 from cyclone_sqla.errors import InvalidJobError
-from cyclone_sqla.job_spec import MAX_PRIORITY, JobSpec, OnDuplicate
+from cyclone_sqla.job_spec import MAX_PRIORITY, JobSpec, OnDuplicate, OnFailure
 from cyclone_sqla.keys import check_key, plain, text_fault, unstorable
 
 MAX_NAME_BYTES = 256
@@ -20,6 +20,9 @@ MAX_NAME_BYTES = 256
 
 MAX_ATTEMPTS = 1_000_000
 """The largest ``max_attempts``."""
+
+MAX_POSITION = 2**62
+"""The largest ``position``."""
 
 MAX_DURATION = timedelta(days=36_500)
 """The longest ``process_in`` and ``timeout``."""
@@ -39,6 +42,15 @@ class Options(TypedDict, total=False):
     ``unique``          a key that at most one active job of the kind may hold
     ``on_duplicate``    the key is taken: ``"raise"`` DuplicateError, or ``"return"`` the holder
     ``idempotency_key`` one job of the kind, ever: a later enqueue returns the first one
+    ``sequence``        a key whose jobs run one at a time, in the order in which they were enqueued
+    ``on_failure``      when the job ends in failure, its sequence goes on and the job is kept as a
+                        ``"dead-letter"``, goes on (``"skip"``), or stops until a person acts
+                        (``"halt"``)
+    ``position``        its place in the sequence, 1, 2, 3 …; it waits for the places before it
+    ``reject_gap``      refuse a position if the one before is not there
+    ``sequence_lock``   make the sequence's order that of the commits: waits for other transactions
+    that
+                        enqueue to the key with it
     ``process_in``      not before this delay has passed: a timedelta, or seconds, 0 or more
     ``process_at``      not before this time: an aware datetime; not with ``process_in``
     ``deadline``        discard the job if it has not ended by then: an aware datetime
@@ -55,6 +67,11 @@ class Options(TypedDict, total=False):
     unique: str | None
     on_duplicate: OnDuplicate | None
     idempotency_key: str | None
+    sequence: str | None
+    on_failure: OnFailure | None
+    position: int | None
+    reject_gap: bool | None
+    sequence_lock: bool | None
     process_in: timedelta | float | None
     process_at: datetime | None
     deadline: datetime | None
@@ -88,6 +105,11 @@ def with_options(fields: CheckedOptions, options: Mapping[str, object] | Options
     merged = {**fields, **check_options(options)}
     if "process_in" in merged and "process_at" in merged:
         raise InvalidJobError("process_in, process_at: give one of them, not both")
+    for name in _OF_SEQUENCES:
+        if merged.get(name) and "sequence" not in merged:
+            raise InvalidJobError(f"{name}: needs a sequence")
+    if merged.get("reject_gap") and "position" not in merged:
+        raise InvalidJobError("reject_gap: needs a position")
     return merged
 
 
@@ -138,6 +160,18 @@ def _whole_number(low: int, high: int) -> Callable[[str, object], int]:
 def _check_on_duplicate(name: str, value: object) -> OnDuplicate:
     if value not in ("raise", "return"):
         raise InvalidJobError(f"{name}: must be 'raise' or 'return'")
+    return value
+
+
+def _check_on_failure(name: str, value: object) -> OnFailure:
+    if value not in ("dead-letter", "skip", "halt"):
+        raise InvalidJobError(f"{name}: must be 'dead-letter', 'skip' or 'halt'")
+    return value
+
+
+def _check_flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidJobError(f"{name}: must be True or False, not {type(value).__name__}")
     return value
 
 
@@ -211,12 +245,19 @@ def _header_value(name: str, key: object, value: object) -> str:
     return plain(value)
 
 
+_OF_SEQUENCES = ("on_failure", "position", "reject_gap", "sequence_lock")
+
 _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "queue": check_queue,
     "priority": _whole_number(-MAX_PRIORITY - 1, MAX_PRIORITY),
     "unique": check_key,
     "on_duplicate": _check_on_duplicate,
     "idempotency_key": check_key,
+    "sequence": check_key,
+    "on_failure": _check_on_failure,
+    "position": _whole_number(1, MAX_POSITION),
+    "reject_gap": _check_flag,
+    "sequence_lock": _check_flag,
     "process_in": _check_delay,
     "process_at": _check_time,
     "deadline": _check_time,

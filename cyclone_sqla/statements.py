@@ -20,7 +20,10 @@ from cyclone_sqla.lifecycle import State, Transition, WaitsFor
 from cyclone_sqla.models import (
     HOLDS_UNIQUE_KEY,
     IS_DEAD_LETTER,
+    IS_DEBT,
     IS_DUE_BY_TIME,
+    IS_HELD_BACK,
+    IS_INCOMING,
     IS_OVER,
     IS_RUNNING,
     Duration,
@@ -73,6 +76,9 @@ NEW_JOB: Columns = {
     "arguments": Text(),
     "headers": Text(),
     "unique_key": Text(),
+    "sequence_key": Text(),
+    "position": BigInteger(),
+    "on_failure": Text(),
     "process_at": Timestamp(),
     "delay": Duration(),
     "deadline": Timestamp(),
@@ -118,16 +124,12 @@ class Syntax(Protocol):
         """
         ...
 
-    def insert_unless_held(
-        self,
-        table: sa.Table,
-        source: sa.Select[Any],
-        key: Sequence[sa.Column[Any]],
-        where: str | None = None,
-    ) -> Any:
-        """An INSERT of ``source`` that skips rows whose key is held in a unique index, ``where``
-        being the index's own predicate.
-        """
+    def insert_unless_held(self, table: sa.Table, source: sa.Select[Any]) -> Any:
+        """An INSERT of ``source`` that skips rows with a key that a unique index holds."""
+        ...
+
+    def upsert(self, table: sa.Table, key: dict[str, Any], values: dict[str, Any]) -> Any:
+        """Write a row under its primary key, new or not."""
         ...
 
 
@@ -203,16 +205,25 @@ class Statements:
         run_at = func.coalesce(
             given["process_at"], plus(now, given["delay"]), now, type_=Timestamp()
         )
-        is_delayed = run_at > now
+        is_delayed, is_sequenced = run_at > now, given["sequence_key"].is_not(None)
         values = {
             "kind": given["kind"],
             "queue": given["queue"],
             "priority": given["priority"],
-            "state": sa.case((is_delayed, word(State.PENDING)), else_=word(State.AVAILABLE)),
-            "waits_for": sa.case((is_delayed, word(WaitsFor.TIME))),
+            "state": sa.case(
+                (sa.or_(is_sequenced, is_delayed), word(State.PENDING)),
+                else_=word(State.AVAILABLE),
+            ),
+            "waits_for": sa.case(
+                (is_sequenced, word(WaitsFor.ADMISSION)), (is_delayed, word(WaitsFor.TIME))
+            ),
             "arguments": self.syntax.json(given["arguments"]),
             "headers": self.syntax.json(given["headers"]),
             "unique_key": given["unique_key"],
+            "sequence_key": given["sequence_key"],
+            "position": given["position"],
+            "sequence_open": sa.case((is_sequenced, sa.true())),
+            "on_failure": given["on_failure"],
             "run_at": run_at,
             "deadline": given["deadline"],
             "timeout": given["timeout"],
@@ -232,8 +243,8 @@ class Statements:
         return sa.insert(self.job).from_select(list(source.selected_columns.keys()), source)
 
     def _insert_unless_held(self, source: sa.Select[Any]) -> Any:
-        key = (self.job.c.kind, self.job.c.unique_key)
-        return self.syntax.insert_unless_held(self.job, source, key, HOLDS_UNIQUE_KEY)
+        """Whatever unique index is in the way: the unique key's, or that of positions."""
+        return self.syntax.insert_unless_held(self.job, source)
 
     def _returning(self, insert: Any) -> Any:
         return insert.returning(self.job.c.id, self.job.c.state)
@@ -251,7 +262,7 @@ class Statements:
             self.now().label("created_at"),
         ]
         source = select(*columns).order_by(given.c.of_kind, given.c.key)
-        insert = self.syntax.insert_unless_held(key, source, (key.c.kind, key.c.key))
+        insert = self.syntax.insert_unless_held(key, source)
         return insert.returning(key.c.kind, key.c.key)
 
     @cached_property
@@ -304,12 +315,30 @@ class Statements:
     # ---- look ------------------------------------------------------------------------------------
 
     @cached_property
-    def next_due(self) -> Any:
-        """How long until the next delayed or retrying job is due (zero or less: now); no row if
-        none.
+    def outlook(self) -> Any:
+        """What lies ahead, in one look: how long until the next delayed or retrying job is due
+        (zero or less: now), whether jobs are incoming, whether released heads owe a hand-over,
+        whether a head is held back though its sequence is not paused.
         """
-        until = minus_time(self.job.c.run_at, self.now())
-        return select(until).where(predicate(IS_DUE_BY_TIME)).order_by(self.job.c.run_at).limit(1)
+        job = self.job
+        due = (
+            select(minus_time(job.c.run_at, self.now()))
+            .where(predicate(IS_DUE_BY_TIME))
+            .order_by(job.c.run_at)
+            .limit(1)
+            .scalar_subquery()
+        )
+        incoming = sa.exists(select(job.c.id).where(predicate(IS_INCOMING)))
+        debts = sa.exists(select(job.c.id).where(predicate(IS_DEBT)))
+        held_back = sa.exists(
+            select(job.c.id).where(predicate(IS_HELD_BACK), ~self.is_paused_sequence(job))
+        )
+        return select(
+            sa.type_coerce(due, Duration()).label("due_in"),
+            incoming.label("has_incoming"),
+            debts.label("has_debts"),
+            held_back.label("has_held_back"),
+        )
 
     @cached_property
     def running_of(self) -> Any:
@@ -367,8 +396,25 @@ class Statements:
         return (
             sa.update(self.job)
             .where(self.job.c.id == picked.c.id)
-            .values({**self._becomes(life.STAGE), "updated_at": self.now()})
-            .returning(self.job.c.queue)
+            .values(self._staged())
+            .returning(self.job.c.queue, self.job.c.state)
+        )
+
+    def _staged(self) -> dict[str, Any]:
+        """The head of a paused sequence goes on waiting, for its turn."""
+        job, is_paused = self.job, self.is_paused_sequence(self.job)
+        ready = self._becomes(life.STAGE)
+        return {
+            "state": sa.case((is_paused, job.c.state), else_=ready["state"]),
+            "waits_for": sa.case((is_paused, word(WaitsFor.TURN)), else_=ready["waits_for"]),
+            "updated_at": self.now(),
+        }
+
+    def is_paused_sequence(self, job: Any) -> ColumnElement[bool]:
+        """Whether the job's sequence is paused."""
+        sequence = self.tables.sequence
+        return sa.exists().where(
+            sequence.c.key == job.c.sequence_key, sequence.c.paused_at.is_not(None)
         )
 
     # ---- claim: the pick is each dialect's own ---------------------------------------------------
@@ -392,7 +438,7 @@ class Statements:
         names = (
             "id", "kind", "queue", "priority", "arguments", "attempt", "max_attempts", "snoozes",
             "lease", "run_at", "created_at", "deadline", "timeout", "unique_key", "tenant",
-            "trace_id", "headers",
+            "trace_id", "headers", "sequence_key",
         )  # fmt: skip
         time_left = minus_time(job.deadline, self.now()).label("time_left")
         return (*(job[name] for name in names), time_left)
@@ -436,8 +482,10 @@ class Statements:
                 leased_until=None,
                 finished_at=self.now(),
                 updated_at=self.now(),
+                sequence_open=None,
+                admitted=None,
             )
-            .returning(job.c.id, job.c.state)
+            .returning(*self._settled)
         )
 
     @cached_property
@@ -454,7 +502,10 @@ class Statements:
         job, now = self.job, self.now()
         final = self._unless_cancelled(picked.c.state)
         is_over = final.in_([word(state) for state in life.TERMINAL])
-        is_dead = sa.and_(final == word(State.DISCARDED), job.c.on_failure.is_distinct_from("skip"))
+        halts = sa.and_(final != word(State.COMPLETED), job.c.on_failure == word("halt"))
+        is_dead = sa.and_(
+            final == word(State.DISCARDED), job.c.on_failure.is_distinct_from(word("skip"))
+        )
         return (
             sa.update(job)
             .where(job.c.id == picked.c.id)
@@ -471,9 +522,28 @@ class Statements:
                 leased_until=None,
                 finished_at=sa.case((is_over, now)),
                 updated_at=now,
+                **self._leave_line(sa.or_(~is_over, halts)),
             )
-            .returning(job.c.id, job.c.state, job.c.queue)
+            .returning(*self._settled)
         )
+
+    @property
+    def _settled(self) -> tuple[ColumnElement[Any], ...]:
+        """What a settled row tells, its line included.
+
+        Plain columns: in RETURNING, SQLite 3.40 takes ``sequence_open IS NULL`` for false, since a
+        partial index says that it is not.
+        """
+        job = self.job.c
+        return job.id, job.state, job.queue, job.position, job.sequence_key, job.sequence_open
+
+    def _leave_line(self, stays: ColumnElement[bool]) -> dict[str, Any]:
+        """A head is released from its line, unless it stays at its place."""
+        job = self.job
+        return {
+            "sequence_open": sa.case((stays, job.c.sequence_open)),
+            "admitted": sa.case((stays, job.c.admitted)),
+        }
 
     def _held(
         self,
@@ -561,6 +631,10 @@ class Statements:
             .where(
                 predicate(IS_DEAD_LETTER if dead_letters else IS_OVER),
                 job.c.state == word(state),
+                # A dead letter may halt its sequence, or owe its place: none would go on without.
+                job.c.sequence_open.is_(None),
+                job.c.admitted.is_(None),
+                self._is_no_position_mark(job),
                 job.c.finished_at < minus(self.now(), bindparam("age", type_=Duration())),
                 # Not one comparison of pairs: the index ends at the time.
                 job.c.finished_at >= after,
@@ -570,6 +644,17 @@ class Statements:
             )
             .order_by(job.c.finished_at, job.c.id)
         )
+
+    def _is_no_position_mark(self, job: Any) -> ColumnElement[bool]:
+        """A released position above a gap stays: it alone says that it is taken and over."""
+        sequence = self.tables.sequence
+        through = (
+            select(sequence.c.released_through)
+            .where(sequence.c.key == job.c.sequence_key)
+            .correlate(job)
+            .scalar_subquery()
+        )
+        return sa.or_(job.c.position.is_(None), job.c.position <= through)
 
     # ---- workers ---------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ def upgrade(op: Operations, schema: str | None) -> None:
     create_history(op, schema)
     create_idempotency_keys(op, schema)
     create_queues(op, schema)
+    create_sequences(op, schema)
     create_workers(op, schema)
     create_leases(op, schema)
 
@@ -31,6 +32,7 @@ def downgrade(op: Operations, schema: str | None) -> None:
     drop_leases(op, schema)
     for table in (
         "cyclone_worker",
+        "cyclone_sequence",
         "cyclone_queue",
         "cyclone_idempotency_key",
         "cyclone_history",
@@ -130,6 +132,12 @@ def create_job_indexes(op: Operations, schema: str | None) -> None:
     index("admitted", "sequence_key", where="admitted IS NOT NULL", unique=True)
     index("debt", "id", where="admitted IS NOT NULL AND sequence_open IS NULL")
     index(
+        "held_back",
+        "id",
+        where="admitted IS NOT NULL AND state = 'pending' AND waits_for = 'turn'",
+    )
+    index("position", "sequence_key", "position", where="position IS NOT NULL", unique=True)
+    index(
         "unique",
         "kind",
         "unique_key",
@@ -192,6 +200,18 @@ def create_queues(op: Operations, schema: str | None) -> None:
         sa.Column("paused_at", TIMESTAMP),
         sa.Column("paused_by", sa.Text()),
         sa.PrimaryKeyConstraint("name", name="cyclone_queue_pkey"),
+        schema=schema,
+    )
+
+
+def create_sequences(op: Operations, schema: str | None) -> None:
+    op.create_table(
+        "cyclone_sequence",
+        sa.Column("key", sa.Text(), nullable=False),
+        sa.Column("paused_at", TIMESTAMP),
+        sa.Column("paused_by", sa.Text()),
+        sa.Column("released_through", sa.BigInteger()),
+        sa.PrimaryKeyConstraint("key", name="cyclone_sequence_pkey"),
         schema=schema,
     )
 

@@ -17,7 +17,9 @@ from sqlalchemy.orm import Session
 from cyclone_sqla.clock import Clock
 from cyclone_sqla.hint_senders import notify_channel
 from cyclone_sqla.hints import HintSender, queue_after_commit
+from cyclone_sqla.intervention_statements import InterventionStatements
 from cyclone_sqla.lifecycle import State
+from cyclone_sqla.line_statements import LineStatements
 from cyclone_sqla.models import Tables, tables_in
 from cyclone_sqla.settings import DEFAULT_SETTINGS, WorkerSettings
 from cyclone_sqla.statements import Statements, Syntax
@@ -50,6 +52,8 @@ class Dialect(ABC):
         self.clock = clock
         self.tables: Tables = tables_in(schema)
         self.sql = Statements(self.tables, self.syntax)
+        self.lines = LineStatements(self.tables, self.syntax)
+        self.acts = InterventionStatements(self.tables, self.syntax)
         self._prunes: dict[tuple[State, bool, bool], Any] = {}
 
     # ---- in the caller's transaction -------------------------------------------------------------
@@ -79,8 +83,16 @@ class Dialect(ABC):
         """
 
     @abstractmethod
+    def savepoint(self, connection: Connection) -> AbstractContextManager[object]:
+        """Around a statement whose conflict with a unique key would end the transaction."""
+
+    @abstractmethod
     def draw_ids(self, connection: Connection, count: int) -> list[int]:
         """The next job ids, rising."""
+
+    @abstractmethod
+    def lock_sequence(self, connection: Connection, key: str) -> None:
+        """Keep other transactions that ask for this lock out until this one ends."""
 
     @abstractmethod
     def hint_sender(self, engine: Engine, url: sa.URL | None) -> HintSender:
@@ -145,12 +157,14 @@ class Dialect(ABC):
     ) -> list[sa.Row[Any]]:
         """Claim up to ``slots[queue]`` available jobs of each queue."""
 
-    def call_workers(self, connection: Connection, queues: Collection[str]) -> None:
+    def call_workers(  # noqa: B027 - some have nobody to tell
+        self, connection: Connection, queues: Collection[str]
+    ) -> None:
         """Tell other workers of jobs in these queues, where the database is what tells them."""
 
     @abstractmethod
     def together(self, connection: Connection) -> AbstractContextManager[None]:
-        """Statements of a worker that commit together, inside a step or a transaction of its own."""
+        """A worker's statements that commit together, inside a step or a transaction."""
 
     @abstractmethod
     def is_passing(self, error: BaseException) -> bool:

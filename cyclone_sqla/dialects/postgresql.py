@@ -40,7 +40,7 @@ _PASSING = {"40001", "40P01", "55P03"}
 """Serialization failure, deadlock victim, lock not available: run the transaction again."""
 
 _OF_THE_DATA = {"22", "23", "44", "54", "P0"}
-"""Classes of SQLSTATE that are about one row: bad data, a constraint, a size, somebody's trigger."""
+"""Classes of SQLSTATE that are about one row: bad data, a constraint, a size, a trigger."""
 
 
 class PostgresSyntax:
@@ -84,16 +84,13 @@ class PostgresSyntax:
         locking = picked.with_for_update(of=job, skip_locked=True, key_share=not to_delete)
         return locking.cte(name).prefix_with("MATERIALIZED")
 
-    def insert_unless_held(
-        self,
-        table: sa.Table,
-        source: sa.Select[Any],
-        key: Sequence[sa.Column[Any]],
-        where: str | None = None,
-    ) -> Any:
+    def insert_unless_held(self, table: sa.Table, source: sa.Select[Any]) -> Any:
         insert = pg_insert(table).from_select(list(source.selected_columns.keys()), source)
-        predicate = None if where is None else sa.text(where)
-        return insert.on_conflict_do_nothing(index_elements=key, index_where=predicate)
+        return insert.on_conflict_do_nothing()
+
+    def upsert(self, table: sa.Table, key: dict[str, Any], values: dict[str, Any]) -> Any:
+        insert = pg_insert(table).values(**key, **values)
+        return insert.on_conflict_do_update(index_elements=list(key), set_=values)
 
 
 class PostgresDialect(Dialect):
@@ -129,9 +126,18 @@ class PostgresDialect(Dialect):
             return connection.begin_nested()
         return nullcontext()
 
+    def savepoint(self, connection: Connection) -> AbstractContextManager[object]:
+        """Of the Core connection: one of the Session would flush the caller's objects."""
+        return connection.begin_nested()
+
     def draw_ids(self, connection: Connection, count: int) -> list[int]:
         params = {"table": _quoted(self.tables.job), "count": count}
         return sorted(connection.scalars(_DRAW_IDS, params))
+
+    def lock_sequence(self, connection: Connection, key: str) -> None:
+        """An advisory lock by a hash of schema and key: two keys may share one, and then wait."""
+        name = f"cyclone_sqla:{self.schema or ''}:{key}"
+        connection.execute(_LOCK_SEQUENCE, {"name": name})
 
     def hint_sender(self, engine: Engine, url: sa.URL | None) -> HintSender:
         return notify_sender(engine if url is None else hint_engine(worker_url(url)))
@@ -256,6 +262,10 @@ class PostgresDialect(Dialect):
 
 
 _WANTED: Columns = {"queue": Text(), "slots": sa.Integer()}
+
+_LOCK_SEQUENCE = select(
+    func.pg_advisory_xact_lock(func.hashtextextended(bindparam("name", type_=Text()), 0))
+)
 
 _DRAW_IDS = select(
     func.nextval(func.pg_get_serial_sequence(bindparam("table", type_=Text()), "id"))

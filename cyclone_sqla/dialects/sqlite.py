@@ -118,22 +118,17 @@ class SqliteSyntax:
     def locked(
         self, picked: sa.Select[Any], job: sa.FromClause, name: str, *, to_delete: bool = False
     ) -> sa.FromClause:
-        return picked.subquery(name)
+        return picked.cte(name)
 
-    def insert_unless_held(
-        self,
-        table: sa.Table,
-        source: sa.Select[Any],
-        key: Sequence[sa.Column[Any]],
-        where: str | None = None,
-    ) -> Any:
-        """``WHERE true`` is what lets ON CONFLICT follow a SELECT without being read as a join's
-        ON.
-        """
+    def insert_unless_held(self, table: sa.Table, source: sa.Select[Any]) -> Any:
+        """``WHERE true`` is what lets ON CONFLICT follow a SELECT: else it is read as a join."""
         source = source.where(sa.literal_column("true"))
         insert = sqlite_insert(table).from_select(list(source.selected_columns.keys()), source)
-        predicate = None if where is None else sa.text(where)
-        return insert.on_conflict_do_nothing(index_elements=key, index_where=predicate)
+        return insert.on_conflict_do_nothing()
+
+    def upsert(self, table: sa.Table, key: dict[str, Any], values: dict[str, Any]) -> Any:
+        insert = sqlite_insert(table).values(**key, **values)
+        return insert.on_conflict_do_update(index_elements=list(key), set_=values)
 
 
 _ENCODERS: dict[type, Callable[[Any], int]] = {
@@ -212,6 +207,10 @@ class SqliteDialect(Dialect):
         """None is needed: with the write lock, all duplicates are known before the first insert."""
         return nullcontext()
 
+    def savepoint(self, connection: Connection) -> AbstractContextManager[object]:
+        """An error of a statement does not end a transaction here."""
+        return nullcontext()
+
     def draw_ids(self, connection: Connection, count: int) -> list[int]:
         """Take the write lock, so that nobody else inserts, and go on from the last id ever
         committed.
@@ -219,6 +218,9 @@ class SqliteDialect(Dialect):
         connection.execute(self._raise_leases, {"count": 0})
         last = connection.scalar(_LAST_ID) or 0
         return list(range(last + 1, last + 1 + count))
+
+    def lock_sequence(self, connection: Connection, key: str) -> None:
+        """Nothing to do: ids are given under the write lock, so their order is commit order."""
 
     def hint_sender(self, engine: Engine, url: sa.URL | None) -> HintSender:
         return local_sender(engine)

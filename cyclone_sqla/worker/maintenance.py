@@ -20,6 +20,7 @@ from cyclone_sqla.dialects import Dialect, WorkerConnection
 from cyclone_sqla.lifecycle import State
 from cyclone_sqla.operations import LostRun, Place, Retention
 from cyclone_sqla.settings import WorkerSettings
+from cyclone_sqla.worker.admitter import Admitter
 from cyclone_sqla.worker.loop import brief
 from cyclone_sqla.worker.rhythm import Alarm, Contact, Rhythm
 
@@ -39,10 +40,10 @@ FORGOTTEN_AFTER = timedelta(days=1)
 
 
 class Stager:
-    """Makes jobs available when their time has come.
+    """Makes jobs available when their time, or their turn in a sequence, has come.
 
     It sleeps until the next one is due, at most a poll interval, and is woken by whoever writes an
-    earlier due time.
+    earlier due time or enqueues to a sequence.
     """
 
     def __init__(
@@ -60,29 +61,40 @@ class Stager:
         self._contact = contact
         self._on_staged = on_staged
         self._alarm = Alarm()
+        self._admitter = Admitter(dialect, held, on_staged)
 
     def round(self) -> None:
-        """Stage what is due, then sleep."""
-        self._alarm.sleep(self.stage())
+        """Look ahead, then sleep."""
+        self._alarm.sleep(self.look_ahead())
 
     def due_in(self, seconds: float) -> None:
         """Something will be due in this many seconds: don't sleep longer."""
         self._alarm.set(seconds)
 
-    def stage(self) -> float:
-        """Make due jobs available; seconds until the next look."""
+    def look_ahead(self) -> float:
+        """Stage what is due, admit what comes in, pay what is owed; seconds until the next look."""
         with self._held.reading() as connection:
-            until = operations.next_due(connection, self._dialect)
+            outlook = operations.look_ahead(connection, self._dialect)
         self._contact.note()
-        longest = self._poll * random.uniform(0.8, 1.0)
-        if until is None or until > timedelta(0):
-            return min(longest, until.total_seconds()) if until is not None else longest
+        pauses = (
+            self._poll * random.uniform(0.8, 1.0),
+            None if outlook.due_in is None else self._stage(outlook.due_in),
+            self._admitter.admit() if outlook.has_incoming else None,
+            self._admitter.pay() if outlook.has_debts else None,
+            self._admitter.let_go() if outlook.has_held_back else None,
+        )
+        return min(pause for pause in pauses if pause is not None)
+
+    def _stage(self, due_in: timedelta) -> float | None:
+        """Make due jobs available; seconds until the next look, None if it is not for sooner."""
+        if due_in > timedelta(0):
+            return due_in.total_seconds()
         with self._held.step() as connection:
             staged = operations.stage(connection, self._dialect, STAGE_BATCH)
         if staged:
             self._on_staged()
         # Due but not staged: somebody has the rows locked, so don't look again at once.
-        return 0.0 if staged else longest
+        return 0.0 if staged else None
 
 
 class Presence:

@@ -12,6 +12,7 @@ from queue import Empty, SimpleQueue
 from cyclone_sqla import operations
 from cyclone_sqla.context import ClaimedJob
 from cyclone_sqla.dialects import Dialect, WorkerConnection
+from cyclone_sqla.hints import CALL_TO_ADMIT, CALL_TO_RENEW
 from cyclone_sqla.operations import Settled, Settlement
 from cyclone_sqla.outcomes import GivenBack, Retried, Snoozed
 from cyclone_sqla.worker.executor import Executor
@@ -46,6 +47,7 @@ class Work:
         lease: timedelta,
         poll: float,
         due_in: Callable[[float], None],
+        renew_now: Callable[[], None],
     ) -> None:
         self._dialect = dialect
         self._held = held
@@ -57,6 +59,7 @@ class Work:
         self._kinds = kinds
         self._lease = lease
         self._due_in = due_in
+        self._renew_now = renew_now
         self._linger = Linger(poll)
         self._finished: SimpleQueue[Finished] = executor.finished
         self._was_called = False
@@ -138,9 +141,14 @@ class Work:
         """Sleep until called, or for a while."""
         if self._was_called and has_looked:
             self._due_in(0.0)  # the call that led to nothing may have been about a delayed job
-        self._was_called = self._wakeup.wait(self._linger.next_wait()) is not None
-        if self._was_called:
+        called = self._wakeup.wait(self._linger.next_wait())
+        self._was_called = called is not None
+        if called is not None:
             self._linger.reset()
+            if CALL_TO_ADMIT in called:
+                self._due_in(0)
+            if CALL_TO_RENEW in called:
+                self._renew_now()
 
     def _drain(self) -> list[Finished]:
         finished: list[Finished] = []

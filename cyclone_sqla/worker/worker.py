@@ -26,6 +26,7 @@ from cyclone_sqla.backoff import DEFAULT_BACKOFF, BackoffPolicy
 from cyclone_sqla.dialects import Dialect
 from cyclone_sqla.errors import ConfigurationError
 from cyclone_sqla.hint_senders import notify_channel
+from cyclone_sqla.hints import CALL_TO_ADMIT, CALL_TO_RENEW
 from cyclone_sqla.settings import WorkerSettings
 from cyclone_sqla.urls import parsed, worker_url
 from cyclone_sqla.worker.executor import Executor
@@ -212,7 +213,7 @@ class _Parts:
         if not self.kinds:
             raise ConfigurationError("no action is registered, so there is nothing to work on")
         self.engine, self.owns_engine = worker.make_engine(self.dialect)
-        self.wakeup = Wakeup(self.slots)
+        self.wakeup = Wakeup([*self.slots, CALL_TO_ADMIT, CALL_TO_RENEW])
         self.source = self._wake_source()
         self.place: InstanceLock | None = None
         self.holdings = Holdings(self.slots)
@@ -268,6 +269,7 @@ class _Parts:
             lease=settings.lease_length,
             poll=settings.poll,
             due_in=self.stager.due_in,
+            renew_now=self.leases.renew,
         )
         self.loops = self._make_loops(settings.renew_interval / 2)
 

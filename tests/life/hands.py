@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Row
 from sqlalchemy.orm import Session
 
-from cyclone_sqla import Clock, Cyclone, Job, JobSpec, WorkerSettings, operations
+from cyclone_sqla import Clock, Cyclone, Job, JobSpec, WorkerSettings, admission, operations
 from cyclone_sqla.context import ClaimedJob
 from cyclone_sqla.failures import Failure
 from cyclone_sqla.models import HistoryEntry
@@ -76,6 +76,11 @@ class Hands:
         specs = [JobSpec(kind=kind, arguments="{}", **fields)] * count
         with self.engine.begin() as connection:
             return [ref.id for ref in self.cyclone.enqueue_many(connection, specs)]
+
+    def act(self, verb: str, *target: Any, **options: Any) -> Any:
+        """A person's verb, committed: `act("cancel", job_id)`, `act("pause_sequence", key)`."""
+        with self.engine.begin() as connection:
+            return getattr(self.cyclone, verb)(connection, *target, **options)
 
     def ask_to_cancel(self, job_id: int) -> None:
         """What a person's cancel writes while the job runs."""
@@ -144,6 +149,18 @@ class Hands:
         """Make due jobs available."""
         with self.transaction() as connection:
             return operations.stage(connection, self.dialect, limit)
+
+    def admit(self) -> list[str]:
+        """Every incoming job its place, every debt paid, what is held let go; queues that got work."""
+        with self.transaction() as connection:
+            queues = admission.admit(connection, self.dialect, 0, 1000).queues
+        with self.held.reading() as connection:
+            debts = admission.payable_debts(connection, self.dialect, 0, 1000)
+        if debts:
+            with self.transaction() as connection:
+                queues += admission.pay(connection, self.dialect, debts)
+        with self.transaction() as connection:
+            return queues + admission.let_go(connection, self.dialect, 1000)
 
     def expired(self, limit: int = 100) -> list[LostRun]:
         """List lapsed runs, as rescue does before it acts."""

@@ -10,7 +10,7 @@ HOUR = timedelta(hours=1)
 
 def next_due(hands: Hands) -> timedelta | None:
     with hands.held.reading() as connection:
-        return operations.next_due(connection, hands.dialect)
+        return operations.look_ahead(connection, hands.dialect).due_in
 
 
 def test_a_delayed_job_becomes_available_when_it_is_due_and_not_before(hands: Hands) -> None:

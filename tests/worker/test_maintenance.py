@@ -155,14 +155,14 @@ def test_the_stager_sleeps_until_the_next_due_time_and_no_longer_than_the_poll(
         on_staged=lambda: staged.append(True),
     )
 
-    assert 0.4 <= stager.stage() <= 0.5
+    assert 0.4 <= stager.look_ahead() <= 0.5
     hands.enqueue(process_in=timedelta(seconds=0.1))
     hands.enqueue(process_in=timedelta(days=300))
-    assert stager.stage() == pytest.approx(0.1)
+    assert stager.look_ahead() == pytest.approx(0.1)
     hands.clock.advance(seconds=0.1)
-    assert stager.stage() == 0.0
+    assert stager.look_ahead() == 0.0
     assert staged == [True]
-    assert 0.4 <= stager.stage() <= 0.5
+    assert 0.4 <= stager.look_ahead() <= 0.5
 
 
 def test_a_due_time_that_comes_up_during_the_sleep_ends_it(hands: Hands, contact: Contact) -> None:

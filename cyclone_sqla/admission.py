@@ -1,0 +1,95 @@
+"""How a sequenced job gets its place in the line, and how a head hands its place on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from cyclone_sqla import statements
+from cyclone_sqla.dialects import Dialect
+from cyclone_sqla.lifecycle import State
+from cyclone_sqla.line_statements import KEYS
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A head that this transaction has released from its line."""
+
+    id: int
+    key: str
+    position: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """What one look at the incoming jobs did."""
+
+    looked_at: int
+    last_id: int
+    changed: int
+    queues: list[str]
+    """Queues that got an available job, once for each job."""
+
+
+def admit(connection: Connection, dialect: Dialect, after: int, limit: int) -> Admitted:
+    """Give a window of incoming jobs their places: behind their heads, or as heads.
+
+    ``after`` is where the last window ended, so that the incoming jobs of one busy key never hide
+    those of others.
+    """
+    window = connection.execute(dialect.lines.incoming, {"after": after, "limit": limit}).all()
+    if not window:
+        return Admitted(0, 0, 0, [])
+    keys = sorted({row.sequence_key for row in window})
+    bound = dialect.syntax.bind("incoming", statements.ID, [(row.id,) for row in window])
+    bound |= dialect.syntax.bind("keys", KEYS, [(key,) for key in keys])
+    placed = connection.execute(dialect.lines.admit, {**bound, "now": dialect.now()}).all()
+    queues = [row.queue for row in placed if row.state == State.AVAILABLE]
+    return Admitted(len(window), window[-1].id, len(placed), queues)
+
+
+def hand_on(connection: Connection, dialect: Dialect, released: Sequence[Released]) -> list[str]:
+    """Admit the next of each released head, in the transaction that released it.
+
+    Where none could be admitted though the line goes on, the released row keeps the place as a
+    debt. Returns the queues that got an available job.
+    """
+    if not released:
+        return []
+    positioned = [head for head in released if head.position is not None]
+    if positioned:
+        connection.execute(dialect.lines.advance, _keys_of(dialect, positioned))
+    params = {**_keys_of(dialect, released), "now": dialect.now()}
+    admitted = connection.execute(dialect.lines.admit_next, params).all()
+    served = {row.sequence_key for row in admitted}
+    left = [(head.id,) for head in released if head.key not in served]
+    if left:
+        bound = dialect.syntax.bind("released", statements.ID, left)
+        connection.execute(dialect.lines.keep_as_debt, bound)
+    return [row.queue for row in admitted if row.state == State.AVAILABLE]
+
+
+def payable_debts(connection: Connection, dialect: Dialect, after: int, limit: int) -> list[int]:
+    """Released heads that still hold their line's place and could hand it on now."""
+    return list(connection.scalars(dialect.lines.debts, {"after": after, "limit": limit}))
+
+
+def pay(connection: Connection, dialect: Dialect, debts: Sequence[int]) -> list[str]:
+    """Hand on the places of these debts, as far as nobody has them locked."""
+    bound = dialect.syntax.bind("wanted", statements.ID, [(job_id,) for job_id in debts])
+    cleared = connection.execute(dialect.lines.clear_debts, bound).all()
+    heads = [Released(row.id, row.sequence_key, row.position) for row in cleared]
+    return hand_on(connection, dialect, heads)
+
+
+def let_go(connection: Connection, dialect: Dialect, limit: int) -> list[str]:
+    """Ready the heads that a pause held back and its end missed; the queues that got work."""
+    params = {"limit": limit, "now": dialect.now()}
+    rows = connection.execute(dialect.lines.let_go, params).all()
+    return [row.queue for row in rows if row.state == State.AVAILABLE]
+
+
+def _keys_of(dialect: Dialect, heads: Sequence[Released]) -> dict[str, object]:
+    return dialect.syntax.bind("keys", KEYS, [(key,) for key in sorted({h.key for h in heads})])

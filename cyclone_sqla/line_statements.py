@@ -1,0 +1,421 @@
+"""The statements of sequences: who is first in a line, who becomes its head, who owes a hand-over.
+
+A sequenced job is inserted *incoming*. Workers give it a place: behind the head, or as the head.
+The head is a place, not a state; ``admitted`` marks it, and a unique index allows one a key. A head
+that is released hands its place on in a second statement, whose snapshot is fresh because it begins
+when the head's row is already locked. Where nobody could be admitted though jobs remain, the
+released row keeps ``admitted``: a *debt*, which still owns the key's place until it is paid.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import BigInteger, ColumnElement, Text, bindparam, func, select
+
+from cyclone_sqla.lifecycle import State, WaitsFor
+from cyclone_sqla.models import IS_DEBT, IS_HELD_BACK, IS_INCOMING, Tables
+from cyclone_sqla.statements import ID, Columns, Syntax, predicate, word
+
+KEYS: Columns = {"key": Text()}
+"""The keys of sequences."""
+
+
+class LineStatements:
+    """The statements of sequences for one schema in one database's words."""
+
+    def __init__(self, tables: Tables, syntax: Syntax) -> None:
+        self.tables = tables
+        self.syntax = syntax
+        self.job = tables.job
+        self.now = syntax.now
+
+    # ---- admit: incoming jobs get their place ----------------------------------------------------
+
+    @cached_property
+    def incoming(self) -> Any:
+        """Incoming jobs after a place in the order: a moving window, so no key hides another."""
+        return (
+            select(self.job.c.id, self.job.c.sequence_key)
+            .where(predicate(IS_INCOMING), self.job.c.id > bindparam("after", type_=BigInteger()))
+            .order_by(self.job.c.id)
+            .limit(bindparam("limit", type_=sa.Integer()))
+        )
+
+    @cached_property
+    def admit(self) -> Any:
+        """Give the listed incoming jobs their places.
+
+        Whom this statement relies on it has locked: a head that could be locked lets the incoming
+        jobs sink behind it, because its releaser then sees them; without a head the first in line,
+        if it could be locked, becomes the head. All else stays as it is, to be looked at again.
+        """
+        heads = self._heads()
+        held = self._locked_heads(heads)
+        promoted = self._locked_firsts(heads)
+        incoming = self._locked_incoming()
+        served = sa.or_(
+            incoming.c.sequence_key.in_(select(held.c.sequence_key)),
+            incoming.c.sequence_key.in_(select(promoted.c.sequence_key)),
+        )
+        sinking = select(incoming.c.id, sa.false().label("is_head")).where(
+            served, incoming.c.id.not_in(select(promoted.c.id))
+        )
+        placed = sa.union_all(select(promoted.c.id, sa.true().label("is_head")), sinking).subquery(
+            "placed"
+        )
+        job, ready = self.job, self._promotion()
+        return (
+            sa.update(job)
+            .where(job.c.id == placed.c.id)
+            .values(
+                state=sa.case((placed.c.is_head, ready["state"]), else_=job.c.state),
+                waits_for=sa.case(
+                    (placed.c.is_head, ready["waits_for"]), else_=word(WaitsFor.TURN)
+                ),
+                admitted=sa.case((placed.c.is_head, sa.true())),
+                updated_at=self.now(),
+            )
+            .returning(job.c.id, job.c.sequence_key, job.c.state, job.c.queue)
+        )
+
+    def _heads(self) -> sa.CTE:
+        """For each key of the listed jobs its head, if any, and the first of its line."""
+        given = self.syntax.rows("keys", KEYS)
+        job = self.job.alias("head")
+        head = (
+            select(job.c.id)
+            .where(job.c.sequence_key == given.c.key, job.c.admitted.is_not(None))
+            .limit(1)
+            .correlate(given)
+            .scalar_subquery()
+        )
+        return select(
+            given.c.key, head.label("head"), self._first_of(given.c.key, given).label("first")
+        ).cte("heads")
+
+    def _locked_heads(self, heads: sa.CTE) -> sa.FromClause:
+        job = self.job.alias("held_head")
+        held = (
+            select(job.c.id, job.c.sequence_key)
+            .select_from(heads)
+            .join(job, job.c.id == heads.c.head)
+            .where(job.c.admitted.is_not(None))
+            .order_by(job.c.id)
+        )
+        return self.syntax.locked(held, job, "held")
+
+    def _locked_firsts(self, heads: sa.CTE) -> sa.FromClause:
+        """In order of keys, so that two admits never wait for each other in a circle."""
+        job = self.job.alias("first_in_line")
+        firsts = (
+            select(job.c.id, job.c.sequence_key)
+            .select_from(heads)
+            .join(job, job.c.id == heads.c.first)
+            .where(heads.c.head.is_(None), self._may_lead(job))
+            .order_by(job.c.sequence_key)
+        )
+        return self.syntax.locked(firsts, job, "promoted")
+
+    def _locked_incoming(self) -> sa.FromClause:
+        given, job = self.syntax.rows("incoming", ID), self.job.alias("candidate")
+        incoming = (
+            select(job.c.id, job.c.sequence_key)
+            .select_from(given)
+            .join(job, job.c.id == given.c.id)
+            .where(
+                job.c.state == word(State.PENDING),
+                job.c.waits_for == word(WaitsFor.ADMISSION),
+                self._belongs(job),
+            )
+            .order_by(job.c.id)
+        )
+        return self.syntax.locked(incoming, job, "incoming_locked")
+
+    # ---- hand on: the next of released heads -----------------------------------------------------
+
+    @cached_property
+    def admit_next(self) -> Any:
+        """The first in line of each key becomes its head, in whatever state it is.
+
+        Only for keys whose head this transaction has just released. A first that somebody has
+        locked, or that has left the line since, is not waited for: what remains is a debt.
+        """
+        given = self.syntax.rows("keys", KEYS)
+        firsts = select(given.c.key, self._first_of(given.c.key, given).label("first")).cte(
+            "firsts"
+        )
+        job = self.job.alias("first_in_line")
+        locked = (
+            select(job.c.id)
+            .select_from(firsts)
+            .join(job, job.c.id == firsts.c.first)
+            .where(self._may_lead(job))
+            .order_by(job.c.id)
+        )
+        promoted = self.syntax.locked(locked, job, "promoted")
+        return (
+            sa.update(self.job)
+            .where(self.job.c.id == promoted.c.id)
+            .values(**self._promotion(), admitted=sa.true(), updated_at=self.now())
+            .returning(self.job.c.id, self.job.c.sequence_key, self.job.c.state, self.job.c.queue)
+        )
+
+    @cached_property
+    def keep_as_debt(self) -> Any:
+        """Released heads whose line goes on without a head keep its place for now."""
+        given, job = self.syntax.rows("released", ID), self.job
+        other = self.job.alias("other")
+        line_goes_on = sa.exists().where(
+            other.c.sequence_key == job.c.sequence_key,
+            other.c.sequence_open.is_not(None),
+            self._belongs(other),
+        )
+        has_head = sa.exists().where(
+            other.c.sequence_key == job.c.sequence_key, other.c.admitted.is_not(None)
+        )
+        return (
+            sa.update(job)
+            .where(job.c.id.in_(select(given.c.id)), line_goes_on, ~has_head)
+            .values(admitted=sa.true())
+            .returning(job.c.id)
+        )
+
+    # ---- debts -----------------------------------------------------------------------------------
+
+    @cached_property
+    def debts(self) -> Any:
+        """Debts that can be paid now, after a place in the order.
+
+        One whose next position has not arrived is left alone: its payment would change nothing.
+        """
+        job, first = self.job.alias("debt"), self.job.alias("first_in_line")
+        line = sa.exists().where(
+            first.c.id == self._first_of(job.c.sequence_key, job), ~self._may_lead(first)
+        )
+        return (
+            select(job.c.id)
+            .where(predicate(IS_DEBT), ~line, job.c.id > bindparam("after", type_=BigInteger()))
+            .order_by(job.c.id)
+            .limit(bindparam("limit", type_=sa.Integer()))
+        )
+
+    @cached_property
+    def clear_debts(self) -> Any:
+        """Take the place back from the listed debts, as far as nobody has them locked."""
+        given, job = self.syntax.rows("wanted", ID), self.job.alias("debt")
+        owing = (
+            select(job.c.id)
+            .select_from(given)
+            .join(job, job.c.id == given.c.id)
+            .where(job.c.admitted.is_not(None), job.c.sequence_open.is_(None))
+            .order_by(job.c.id)
+        )
+        picked = self.syntax.locked(owing, job, "picked")
+        return (
+            sa.update(self.job)
+            .where(self.job.c.id == picked.c.id)
+            .values(admitted=None)
+            .returning(self.job.c.id, self.job.c.sequence_key, self.job.c.position)
+        )
+
+    # ---- heads held back by a pause --------------------------------------------------------------
+
+    @cached_property
+    def let_go(self) -> Any:
+        """Heads that wait for their turn in a sequence that is not paused are ready, or wait for
+        their time.
+
+        Whoever makes a head may look at the pause before its end is committed, and hold the head
+        back after the resume has looked for it.
+        """
+        job = self.job.alias("candidate")
+        held_back = (
+            select(job.c.id)
+            .where(predicate(IS_HELD_BACK), ~self.is_paused(job))
+            .order_by(job.c.id)
+            .limit(bindparam("limit", type_=sa.Integer()))
+        )
+        picked = self.syntax.locked(held_back, job, "picked")
+        is_due = self.job.c.run_at <= self.now()
+        return (
+            sa.update(self.job)
+            .where(self.job.c.id == picked.c.id)
+            .values(
+                state=sa.case((is_due, word(State.AVAILABLE)), else_=word(State.PENDING)),
+                waits_for=sa.case((~is_due, word(WaitsFor.TIME))),
+                updated_at=self.now(),
+            )
+            .returning(self.job.c.queue, self.job.c.state)
+        )
+
+    # ---- explicit positions ----------------------------------------------------------------------
+
+    @cached_property
+    def number_new(self) -> Any:
+        """Write down that these keys have positions, where nothing is known of them."""
+        given = self.syntax.rows("keys", KEYS)
+        source = select(given.c.key.label("key"), sa.literal_column("0").label("released_through"))
+        return self.syntax.insert_unless_held(self.tables.sequence, source.order_by(given.c.key))
+
+    @cached_property
+    def number_known(self) -> Any:
+        """Write down that these keys have positions, where only a pause is known of them."""
+        given, sequence = self.syntax.rows("keys", KEYS), self.tables.sequence
+        return (
+            sa.update(sequence)
+            .where(sequence.c.key.in_(select(given.c.key)), sequence.c.released_through.is_(None))
+            .values(released_through=0)
+        )
+
+    @cached_property
+    def advance(self) -> Any:
+        """Remember how far the positions of these keys are released without a gap.
+
+        A key that a person pauses or resumes just now is left for the next time: until then the
+        row of the position before says that it is over.
+        """
+        given, sequence, job = self.syntax.rows("keys", KEYS), self.tables.sequence, self.job
+        numbered = sequence.alias("numbered")
+        wanted = (
+            select(numbered.c.key)
+            .where(
+                numbered.c.key.in_(select(given.c.key)), numbered.c.released_through.is_not(None)
+            )
+            .order_by(numbered.c.key)
+        )
+        picked = self.syntax.locked(wanted, numbered, "picked")
+        number = func.row_number().over(order_by=job.c.position)
+        released = (
+            select(job.c.position.label("position"), number.label("number"))
+            .where(
+                job.c.sequence_key == sequence.c.key,
+                job.c.position > sequence.c.released_through,
+                job.c.sequence_open.is_(None),
+            )
+            .correlate(sequence)
+            .subquery("released")
+        )
+        through = (
+            select(func.max(released.c.position))
+            .where(released.c.position == sequence.c.released_through + released.c.number)
+            .correlate(sequence)
+            .scalar_subquery()
+        )
+        return (
+            sa.update(sequence)
+            .where(sequence.c.key.in_(select(picked.c.key)))
+            .values(released_through=func.coalesce(through, sequence.c.released_through))
+        )
+
+    @cached_property
+    def position_facts(self) -> Any:
+        """What an enqueue with a position has to know of its key."""
+        key, position = bindparam("key", type_=Text()), bindparam("at", type_=BigInteger())
+        job, sequence = self.job, self.tables.sequence
+        of_key = job.c.sequence_key == key
+        through = select(sequence.c.released_through).where(sequence.c.key == key)
+        holder = select(job.c.id).where(of_key, job.c.position == position)
+        before = sa.exists().where(of_key, job.c.position == position - 1)
+        stray = sa.exists().where(
+            of_key, job.c.sequence_open.is_not(None), job.c.position.is_(None)
+        )
+        return select(
+            through.scalar_subquery().label("through"),
+            holder.scalar_subquery().label("holder"),
+            before.label("has_predecessor"),
+            stray.label("has_unpositioned"),
+        )
+
+    # ---- pieces ----------------------------------------------------------------------------------
+
+    def _first_of(self, key: ColumnElement[Any], outer: sa.FromClause) -> ColumnElement[Any]:
+        """The id of the first unreleased job of a key, in whatever state it is.
+
+        ORDER BY the expression, not the id: ordered by id, PostgreSQL walks the primary key when
+        one key dominates the statistics.
+        """
+        job = self.job.alias("line")
+        return (
+            select(job.c.id)
+            .where(
+                job.c.sequence_key == key,
+                job.c.sequence_open.is_not(None),
+                self._belongs(job),
+            )
+            .order_by(func.coalesce(job.c.position, job.c.id))
+            .limit(1)
+            .correlate(outer)
+            .scalar_subquery()
+        )
+
+    def _belongs(self, job: Any) -> ColumnElement[bool]:
+        """False for a job without a position in a key that has them: it has no place there."""
+        sequence = self.tables.sequence.alias("numbered")
+        has_positions = (
+            sa.exists()
+            .where(sequence.c.key == job.c.sequence_key, sequence.c.released_through.is_not(None))
+            .correlate(job)
+        )
+        return sa.or_(job.c.position.is_not(None), ~has_positions)
+
+    def _may_lead(self, job: Any) -> ColumnElement[bool]:
+        """Still first in its line, no head yet; with a position only if the one before is over."""
+        sequence, before = self.tables.sequence.alias("through"), self.job.alias("predecessor")
+        through = (
+            select(sequence.c.released_through)
+            .where(sequence.c.key == job.c.sequence_key)
+            .correlate(job)
+            .scalar_subquery()
+        )
+        predecessor_is_over = (
+            sa.exists()
+            .where(
+                before.c.sequence_key == job.c.sequence_key,
+                before.c.position == job.c.position - 1,
+                before.c.sequence_open.is_(None),
+            )
+            .correlate(job)
+        )
+        return sa.and_(
+            job.c.sequence_open.is_not(None),
+            job.c.admitted.is_(None),
+            sa.or_(
+                job.c.position.is_(None),
+                job.c.position - 1 <= func.coalesce(through, 0),
+                predecessor_is_over,
+            ),
+        )
+
+    def _promotion(self) -> dict[str, ColumnElement[Any]]:
+        """State of a new head: what only waited for its turn is ready, or waits for its time.
+
+        In a paused sequence it goes on waiting for its turn. Every other state stays: a paused head
+        is paused, one that was cancelled in a halting sequence halts it.
+        """
+        job = self.job
+        waited = sa.and_(
+            job.c.state == word(State.PENDING),
+            job.c.waits_for.in_([word(WaitsFor.ADMISSION), word(WaitsFor.TURN)]),
+        )
+        is_paused = self.is_paused(job)
+        is_due = job.c.run_at <= self.now()
+        return {
+            "state": sa.case(
+                (sa.and_(waited, is_due, ~is_paused), word(State.AVAILABLE)), else_=job.c.state
+            ),
+            "waits_for": sa.case(
+                (~waited, job.c.waits_for),
+                (is_paused, word(WaitsFor.TURN)),
+                (~is_due, word(WaitsFor.TIME)),
+            ),
+        }
+
+    def is_paused(self, job: Any) -> ColumnElement[bool]:
+        """Whether the job's sequence is paused."""
+        sequence = self.tables.sequence
+        return sa.exists().where(
+            sequence.c.key == job.c.sequence_key, sequence.c.paused_at.is_not(None)
+        )
