@@ -341,10 +341,8 @@ def _insert_rows(
     has_keys = any(s.unique is not None or s.position is not None for _, s in new.values())
     insert = dialect.sql.insert_many_unless_held if has_keys else dialect.sql.insert_many
     rows = [(job_id, *_values(spec, origin).values()) for job_id, spec in new.values()]
-    rows.sort(key=_order_of_row)
     states: dict[int, State] = {}
-    for start in range(0, len(rows), INSERT_BATCH):
-        batch = rows[start : start + INSERT_BATCH]
+    for batch in _batches(sorted(rows, key=_order_of_row)):
         bound = dialect.syntax.bind("jobs", statements.NUMBERED_JOB, batch)
         inserted = connection.execute(insert, {**bound, "now": dialect.now()})
         states |= {row.id: State(row.state) for row in inserted}
@@ -355,10 +353,29 @@ def _insert_rows(
     }
 
 
-INSERT_BATCH = 5_000
-"""Rows of one INSERT: bounds the memory that a bulk enqueue needs for its parameters."""
+def _batches(rows: Sequence[Sequence[Any]]) -> Generator[Sequence[Sequence[Any]]]:
+    """Rows for one INSERT each: few and small enough for its parameters."""
+    start, size = 0, 0
+    for end, row in enumerate(rows):
+        size += len(row[_ARGUMENTS])
+        if end - start == INSERT_BATCH or (size > INSERT_SIZE and end > start):
+            yield rows[start:end]
+            start, size = end, len(row[_ARGUMENTS])
+    if rows:
+        yield rows[start:]
 
-_KIND, _UNIQUE_KEY = (list(statements.NUMBERED_JOB).index(name) for name in ("kind", "unique_key"))
+
+INSERT_BATCH = 5_000
+"""The most rows of one INSERT."""
+
+INSERT_SIZE = 16 * 1024 * 1024
+"""The most JSON of one INSERT of several rows, in characters: no database takes a parameter of more
+than 1 GB, and the driver makes copies of it.
+"""
+
+_KIND, _UNIQUE_KEY, _ARGUMENTS = (
+    list(statements.NUMBERED_JOB).index(name) for name in ("kind", "unique_key", "arguments")
+)
 
 
 def _order_of_row(row: Sequence[Any]) -> tuple[str, str, int]:

@@ -99,8 +99,9 @@ class Worker:
             raise ConfigurationError("this Worker was started before; make a new one")
         self.cyclone.check()
         parts = _Parts(self)
+        parts.prepare()
+        self._parts = parts  # from now on there is something to stop
         parts.start()
-        self._parts = parts
 
     def stop(self, grace: float | None = None) -> bool:
         """Claim nothing more, let runs end within ``grace`` seconds, give back the rest, end.
@@ -124,8 +125,8 @@ class Worker:
 
         A KeyboardInterrupt stops the worker too, before it goes on to the caller.
         """
-        self.start()
         try:
+            self.start()
             self._stop_asked.get()
         except BaseException:
             self.stop()
@@ -306,7 +307,8 @@ class _Parts:
     def health(self) -> dict[str, bool]:
         return {loop.name: loop.healthy for loop in self.loops}
 
-    def start(self) -> None:
+    def prepare(self) -> None:
+        """All that can be refused; nothing is left of a refused worker."""
         try:
             with self.connections[0].reading() as connection:
                 schema_version.require(connection, self.worker.cyclone.schema)
@@ -319,6 +321,8 @@ class _Parts:
             if self.place is not None:
                 self.place.release()
             raise
+
+    def start(self) -> None:
         log.info("worker %s started: %s", self.worker.id, self.summary())
         if self.source is not None:
             self.source.start()
@@ -359,7 +363,7 @@ class _Parts:
 
     def _settle_the_rest(self, give_up: float, left: AbstractSet[int]) -> None:
         """Wait until every end is written that can still come, those of a last claim included."""
-        while time.monotonic() < give_up:
+        while time.monotonic() < give_up and self.loops[0].is_alive:
             if self.work.has_stopped_claiming.is_set() and self.holdings.leases().keys() <= left:
                 return
             self.wakeup.set()

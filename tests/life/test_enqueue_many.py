@@ -81,6 +81,10 @@ def test_duplicates_can_be_answered_with_their_holders(shop: Shop) -> None:
     with shop.session() as session, session.begin():
         refs = shop.cyclone.enqueue_many(session, specs, on_duplicate="return")
     assert len(refs) == 1_000
+    with shop.session() as session, statements_of(shop.engine) as sent:
+        again = shop.cyclone.enqueue_many(session, specs, on_duplicate="return")
+        assert not any("INSERT" in statement for statement in sent)
+    assert [ref.id for ref in again] == [ref.id for ref in refs]
     skipped = {i: ref for i, ref in enumerate(refs) if not ref.created}
     assert skipped == {
         0: JobRef(held.id, "mail", "slow", created=False, state=State.AVAILABLE),
@@ -117,6 +121,18 @@ def test_more_jobs_than_one_statement_takes(shop: Shop, monkeypatch: pytest.Monk
     assert ids[40:] == ids[:5]
     assert shop.job_ids() == ids[:40]
     assert [job.queue for job in shop.jobs()] == [f"q{i}" for i in range(40)]
+
+
+def test_more_json_than_one_statement_takes(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "INSERT_SIZE", 1_000)
+    lengths = [10, 990, 2_000, 10, 10, 1_500, 400, 400, 400]
+    specs = [shop.mail.job("x" * length) for length in lengths]
+    with shop.session() as session, session.begin(), statements_of(shop.engine) as sent:
+        refs = shop.cyclone.enqueue_many(session, specs)
+    assert shop.job_ids() == [ref.id for ref in refs]
+    found = [len(shop.mail.decode(job.arguments)[1]["to"]) for job in shop.jobs()]
+    assert found == lengths
+    assert sum("INSERT" in statement for statement in sent) == 7
 
 
 def test_jobs_of_a_kind_stay_in_order_among_others(shop: Shop) -> None:

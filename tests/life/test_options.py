@@ -139,3 +139,11 @@ def test_a_bad_option_is_refused_by_its_name_before_any_sql(shop: Shop) -> None:
                 shop.cyclone.enqueue(session, "elsewhere", {}, **given)
         assert sent == []
     assert shop.jobs() == []
+
+
+def test_a_kind_is_a_name(shop: Shop) -> None:
+    bad: Any
+    for bad in ("", "a\nb", "k" * 257, "\0", None, 7):
+        with shop.session() as session, pytest.raises(InvalidJobError, match=r"^kind: "):
+            shop.cyclone.enqueue(session, bad, {})
+    assert shop.jobs() == []

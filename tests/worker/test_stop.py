@@ -1,5 +1,6 @@
 """Stopping a worker inside a process: nothing is left hanging, whatever it was doing."""
 
+import logging
 import os
 import signal
 import threading
@@ -130,6 +131,31 @@ def test_ctrl_c_stops_the_worker_before_it_reaches_the_program(file_shop: Shop) 
         worker.run()
     assert file_shop.fate(job_id) == (State.COMPLETED, 1)
     assert not worker.is_healthy
+
+
+class _Interrupting(logging.Handler):
+    """Presses Ctrl-C when the worker says that it has started, which is before its loops have."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if " started: " in record.getMessage():
+            raise KeyboardInterrupt
+
+
+def test_ctrl_c_during_the_start_leaves_nothing_behind(file_shop: Shop) -> None:
+    logger, handler = logging.getLogger("cyclone_sqla.worker"), _Interrupting()
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    worker = Worker(file_shop.cyclone, single_instance=True)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            worker.run()
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+    assert not worker.is_healthy
+    with Worker(file_shop.cyclone, single_instance=True) as successor:
+        assert successor.is_healthy
 
 
 def test_a_second_stop_has_nothing_to_do(shop: Shop) -> None:
