@@ -448,6 +448,18 @@ class Statements:
         time_left = minus_time(job.deadline, self.now()).label("time_left")
         return (*(job[name] for name in names), time_left)
 
+    def may_start(self, job: Any) -> ColumnElement[bool]:
+        """False in a paused sequence: asked inside the claim too, since a head can be made ready by
+        a transaction that does not see a pause which is committed before it.
+        """
+        sequence = self.tables.sequence.alias("of_job")
+        is_paused = (
+            sa.exists()
+            .where(sequence.c.key == job.c.sequence_key, sequence.c.paused_at.is_not(None))
+            .correlate(job)
+        )
+        return sa.or_(job.c.sequence_key.is_(None), ~is_paused)
+
     def not_paused(self, queue: ColumnElement[Any]) -> ColumnElement[bool]:
         """True for a queue that nobody has paused: asked inside the claim itself."""
         paused = self.tables.queue

@@ -228,6 +228,7 @@ class PostgresDialect(Dialect):
                 predicate(IS_AVAILABLE),
                 job.c.queue == wanted.c.queue,
                 job.c.kind == kinds.c.kind,
+                self.sql.may_start(job),
             )
             .order_by(job.c.priority, job.c.id)
             .limit(wanted.c.slots)
