@@ -112,6 +112,10 @@ class Syntax(Protocol):
         """The parameters for :meth:`rows`."""
         ...
 
+    def one_of(self, column: ColumnElement[Any], ids: sa.Select[Any]) -> ColumnElement[bool]:
+        """Whether the column is one of few ids, to be looked up one by one."""
+        ...
+
     def json(self, text: ColumnElement[Any]) -> ColumnElement[Any]:
         """JSON text as a value of the column type."""
         ...
@@ -333,17 +337,22 @@ class Statements:
             .limit(1)
             .scalar_subquery()
         )
-        incoming = sa.exists(select(job.c.id).where(predicate(IS_INCOMING)))
-        debts = sa.exists(select(job.c.id).where(predicate(IS_DEBT)))
-        held_back = sa.exists(
-            select(job.c.id).where(predicate(IS_HELD_BACK), ~self.is_paused_sequence(job))
-        )
+        held_back = sa.and_(predicate(IS_HELD_BACK), ~self.is_paused_sequence(job))
         return select(
             sa.type_coerce(due, Duration()).label("due_in"),
-            incoming.label("has_incoming"),
-            debts.label("has_debts"),
-            held_back.label("has_held_back"),
+            self._is_any(predicate(IS_INCOMING)).label("has_incoming"),
+            self._is_any(predicate(IS_DEBT)).label("has_debts"),
+            self._is_any(held_back).label("has_held_back"),
         )
+
+    def _is_any(self, condition: ColumnElement[bool]) -> ColumnElement[bool]:
+        """Whether such a job is there.
+
+        Not EXISTS: with statistics that make such jobs seem frequent, it reads the table for one.
+        """
+        job = self.job
+        first = select(job.c.id).where(condition).order_by(job.c.id).limit(1)
+        return first.scalar_subquery().is_not(None)
 
     @cached_property
     def running_of(self) -> Any:

@@ -72,6 +72,11 @@ class PostgresSyntax:
             f"{name}_{column}": list(values) for column, values in zip(columns, lists, strict=True)
         }
 
+    def one_of(self, column: sa.ColumnElement[Any], ids: sa.Select[Any]) -> sa.ColumnElement[bool]:
+        """Through an array: joined, their number is a guess of the planner's."""
+        array = func.array(ids.scalar_subquery(), type_=ARRAY(BigInteger))
+        return column == sa.any_(array)
+
     def json(self, text: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
         return sa.cast(text, JsonText())
 

@@ -112,6 +112,9 @@ class SqliteSyntax:
         ]
         return {name: json.dumps(plain)}
 
+    def one_of(self, column: sa.ColumnElement[Any], ids: sa.Select[Any]) -> sa.ColumnElement[bool]:
+        return column.in_(ids)
+
     def json(self, text: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
         return text
 
