@@ -100,9 +100,7 @@ class LineStatements:
         job = self.job.alias("held_head")
         held = (
             select(job.c.id, job.c.sequence_key)
-            .select_from(heads)
-            .join(job, job.c.id == heads.c.head)
-            .where(job.c.admitted.is_not(None))
+            .where(self.syntax.one_of(job.c.id, select(heads.c.head)), _is_set(job.c.admitted))
             .order_by(job.c.id)
         )
         return self.syntax.locked(held, job, "held")
@@ -112,9 +110,10 @@ class LineStatements:
         job = self.job.alias("first_in_line")
         firsts = (
             select(job.c.id, job.c.sequence_key)
-            .select_from(heads)
-            .join(job, job.c.id == heads.c.first)
-            .where(heads.c.head.is_(None), self._may_lead(job))
+            .where(
+                self.syntax.one_of(job.c.id, select(heads.c.first).where(heads.c.head.is_(None))),
+                self._may_lead(job),
+            )
             .order_by(job.c.sequence_key)
         )
         return self.syntax.locked(firsts, job, "promoted")
@@ -123,10 +122,9 @@ class LineStatements:
         given, job = self.syntax.rows("incoming", ID), self.job.alias("candidate")
         incoming = (
             select(job.c.id, job.c.sequence_key)
-            .select_from(given)
-            .join(job, job.c.id == given.c.id)
             .where(
-                job.c.state == word(State.PENDING),
+                self.syntax.one_of(job.c.id, select(given.c.id)),
+                # Without the state, which it implies: with it, the index of all incoming jobs fits.
                 job.c.waits_for == word(WaitsFor.ADMISSION),
                 self._belongs(job),
             )
@@ -150,9 +148,7 @@ class LineStatements:
         job = self.job.alias("first_in_line")
         locked = (
             select(job.c.id)
-            .select_from(firsts)
-            .join(job, job.c.id == firsts.c.first)
-            .where(self._may_lead(job))
+            .where(self.syntax.one_of(job.c.id, select(firsts.c.first)), self._may_lead(job))
             .order_by(job.c.id)
         )
         promoted = self.syntax.locked(locked, job, "promoted")
@@ -168,17 +164,18 @@ class LineStatements:
         """Released heads whose line goes on without a head keep its place for now."""
         given, job = self.syntax.rows("released", ID), self.job
         other = self.job.alias("other")
-        line_goes_on = sa.exists().where(
-            other.c.sequence_key == job.c.sequence_key,
-            other.c.sequence_open.is_not(None),
-            self._belongs(other),
+        head = (
+            select(other.c.id)
+            .where(other.c.sequence_key == job.c.sequence_key, other.c.admitted.is_not(None))
+            .limit(1)
+            .correlate(job)
+            .scalar_subquery()
         )
-        has_head = sa.exists().where(
-            other.c.sequence_key == job.c.sequence_key, other.c.admitted.is_not(None)
-        )
+        # Not EXISTS: as a join it walks the whole line.
+        line_goes_on = self._first_of(job.c.sequence_key, job).is_not(None)
         return (
             sa.update(job)
-            .where(job.c.id.in_(select(given.c.id)), line_goes_on, ~has_head)
+            .where(job.c.id.in_(select(given.c.id)), line_goes_on, head.is_(None))
             .values(admitted=sa.true())
             .returning(job.c.id)
         )
@@ -380,7 +377,7 @@ class LineStatements:
             .correlate(job)
         )
         return sa.and_(
-            job.c.sequence_open.is_not(None),
+            _is_set(job.c.sequence_open),
             job.c.admitted.is_(None),
             sa.or_(
                 job.c.position.is_(None),
@@ -419,3 +416,12 @@ class LineStatements:
         return sa.exists().where(
             sequence.c.key == job.c.sequence_key, sequence.c.paused_at.is_not(None)
         )
+
+
+def _is_set(flag: ColumnElement[Any]) -> ColumnElement[bool]:
+    """True for a flag of a row that is found by its id.
+
+    IS NOT NULL would do, but is a partial index's own predicate: with statistics from before such
+    rows were there, PostgreSQL walks that index in place of the primary key.
+    """
+    return func.coalesce(flag, sa.false())

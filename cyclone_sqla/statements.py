@@ -112,6 +112,10 @@ class Syntax(Protocol):
         """The parameters for :meth:`rows`."""
         ...
 
+    def one_of(self, column: ColumnElement[Any], ids: sa.Select[Any]) -> ColumnElement[bool]:
+        """Whether the column is one of few ids, to be looked up one by one."""
+        ...
+
     def json(self, text: ColumnElement[Any]) -> ColumnElement[Any]:
         """JSON text as a value of the column type."""
         ...
@@ -328,17 +332,22 @@ class Statements:
             .limit(1)
             .scalar_subquery()
         )
-        incoming = sa.exists(select(job.c.id).where(predicate(IS_INCOMING)))
-        debts = sa.exists(select(job.c.id).where(predicate(IS_DEBT)))
-        held_back = sa.exists(
-            select(job.c.id).where(predicate(IS_HELD_BACK), ~self.is_paused_sequence(job))
-        )
+        held_back = sa.and_(predicate(IS_HELD_BACK), ~self.is_paused_sequence(job))
         return select(
             sa.type_coerce(due, Duration()).label("due_in"),
-            incoming.label("has_incoming"),
-            debts.label("has_debts"),
-            held_back.label("has_held_back"),
+            self._is_any(predicate(IS_INCOMING)).label("has_incoming"),
+            self._is_any(predicate(IS_DEBT)).label("has_debts"),
+            self._is_any(held_back).label("has_held_back"),
         )
+
+    def _is_any(self, condition: ColumnElement[bool]) -> ColumnElement[bool]:
+        """Whether such a job is there.
+
+        Not EXISTS: with statistics that make such jobs seem frequent, it reads the table for one.
+        """
+        job = self.job
+        first = select(job.c.id).where(condition).order_by(job.c.id).limit(1)
+        return first.scalar_subquery().is_not(None)
 
     @cached_property
     def running_of(self) -> Any:
@@ -442,6 +451,18 @@ class Statements:
         )  # fmt: skip
         time_left = minus_time(job.deadline, self.now()).label("time_left")
         return (*(job[name] for name in names), time_left)
+
+    def may_start(self, job: Any) -> ColumnElement[bool]:
+        """False in a paused sequence: asked inside the claim too, since a head can be made ready by
+        a transaction that does not see a pause which is committed before it.
+        """
+        sequence = self.tables.sequence.alias("of_job")
+        is_paused = (
+            sa.exists()
+            .where(sequence.c.key == job.c.sequence_key, sequence.c.paused_at.is_not(None))
+            .correlate(job)
+        )
+        return sa.or_(job.c.sequence_key.is_(None), ~is_paused)
 
     def not_paused(self, queue: ColumnElement[Any]) -> ColumnElement[bool]:
         """True for a queue that nobody has paused: asked inside the claim itself."""

@@ -72,6 +72,11 @@ class PostgresSyntax:
             f"{name}_{column}": list(values) for column, values in zip(columns, lists, strict=True)
         }
 
+    def one_of(self, column: sa.ColumnElement[Any], ids: sa.Select[Any]) -> sa.ColumnElement[bool]:
+        """Through an array: joined, their number is a guess of the planner's."""
+        array = func.array(ids.scalar_subquery(), type_=ARRAY(BigInteger))
+        return column == sa.any_(array)
+
     def json(self, text: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
         return sa.cast(text, JsonText())
 
@@ -230,6 +235,7 @@ class PostgresDialect(Dialect):
                 predicate(IS_AVAILABLE),
                 job.c.queue == wanted.c.queue,
                 job.c.kind == kinds.c.kind,
+                self.sql.may_start(job),
             )
             .order_by(job.c.priority, job.c.id)
             .limit(wanted.c.slots)

@@ -112,6 +112,9 @@ class SqliteSyntax:
         ]
         return {name: json.dumps(plain)}
 
+    def one_of(self, column: sa.ColumnElement[Any], ids: sa.Select[Any]) -> sa.ColumnElement[bool]:
+        return column.in_(ids)
+
     def json(self, text: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
         return text
 
@@ -294,7 +297,10 @@ class SqliteDialect(Dialect):
         kinds = self.syntax.rows("kinds", {"kind": Text()})
         queues = self.syntax.rows("queues", {"queue": Text()})
         is_there = sa.exists().where(
-            predicate(IS_AVAILABLE), job.c.queue == queues.c.queue, job.c.kind == kinds.c.kind
+            predicate(IS_AVAILABLE),
+            job.c.queue == queues.c.queue,
+            job.c.kind == kinds.c.kind,
+            self.sql.may_start(job),
         )
         both = kinds.join(queues, sa.true())
         look = select(queues.c.queue).select_from(both).where(is_there)
@@ -314,6 +320,7 @@ class SqliteDialect(Dialect):
                 predicate(IS_AVAILABLE),
                 first.c.queue == bindparam("of_queue"),
                 first.c.kind == kinds.c.kind,
+                self.sql.may_start(first),
             )
             .order_by(first.c.priority, first.c.id)
             .limit(slots)

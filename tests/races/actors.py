@@ -4,24 +4,22 @@ stays open until it is told to end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from cyclone_sqla import Cyclone, Job, JobRef, WorkerSettings, admission, operations
+from cyclone_sqla import Cyclone, Job, WorkerSettings, admission, operations
 from cyclone_sqla.context import ClaimedJob
 from cyclone_sqla.dialects import Dialect
+from cyclone_sqla.lifecycle import TERMINAL
 from cyclone_sqla.operations import Settled, Settlement
 from cyclone_sqla.outcomes import Completed, Outcome
 from tests.databases import Database
 from tests.life.hands import ManualClock
-
-T = TypeVar("T")
 
 PATIENCE = 100
 """Milliseconds that a statement waits for a lock before its transaction is given up."""
@@ -160,8 +158,6 @@ class Application:
         """End it without a trace."""
         self.close()
 
-    close_quietly = roll_back
-
     def close(self) -> None:
         """Give the connection back."""
         connection, self._connection = self._connection, None
@@ -267,34 +263,10 @@ class Worker:
 
     def prune(self) -> None:
         """Delete every ended job that retention may have."""
-        from cyclone_sqla.lifecycle import TERMINAL
-
         for state in TERMINAL:
             for dead_letters in (False, True):
                 retention = operations.Retention(state, timedelta(0), dead_letters)
                 operations.prune(self.connection, self._race.dialect, retention, None, 100)
-
-
-@contextmanager
-def interrupted(engine: Engine, before: Callable[[str], bool], then: Callable[[], None]) -> Iterator[None]:
-    """Do something else between two statements of the engine: before the first that fits."""
-    is_done = False
-
-    def step_in(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
-        nonlocal is_done
-        if not is_done and before(statement):
-            is_done = True
-            then()
-
-    event.listen(engine, "before_cursor_execute", step_in)
-    try:
-        yield
-    finally:
-        event.remove(engine, "before_cursor_execute", step_in)
-
-
-def ref_id(ref: JobRef) -> int:
-    return ref.id
 
 
 def sqlstate(error: DBAPIError) -> str | None:
