@@ -13,7 +13,9 @@ def _group(name: str) -> list[str]:
     return list(nox.project.dependency_groups(_PROJECT, name))
 
 
-_OF_SQLALCHEMY = [f"tests/{part}" for part in ("binding", "dialects", "life", "migrations", "races")]
+_OF_SQLALCHEMY = [
+    f"tests/{part}" for part in ("binding", "dialects", "life", "migrations", "races")
+]
 
 
 @nox.session

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 PATIENCE = 150.0
 
-SCRIPT = '''
+SCRIPT = """
 import os, random, sys, threading, time
 from cyclone_sqla import Context, Cyclone, Discard, Worker
 
@@ -56,7 +56,7 @@ def step(ctx: Context, key: str, n: int) -> None:
 
 with Worker(cyclone, concurrency=8, lease=8, rescue_interval=1) as worker:
     sys.stdin.read()
-'''
+"""
 
 
 @dataclass

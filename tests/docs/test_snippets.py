@@ -31,7 +31,7 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(
     namespace: dict[str, object] = {"__name__": "snippets"}
     for number, block in enumerate(blocks(page, "python")):
         code = compile(block, f"{name(page)}, block {number}", "exec", dont_inherit=True)
-        exec(code, namespace)  # noqa: S102 - our own pages
+        exec(code, namespace)
     if engine := namespace.get("engine"):
         engine.dispose()  # type: ignore[attr-defined]
 

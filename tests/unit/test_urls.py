@@ -53,7 +53,10 @@ def test_a_masked_url_shows_no_secret(text: str) -> None:
         ("postgresql://db/shop", "postgresql+psycopg://db/shop"),
         ("postgresql+psycopg2://db/shop", "postgresql+psycopg://db/shop"),
         ("postgresql+asyncpg://me:x@db:1/shop", "postgresql+psycopg://me:x@db:1/shop"),
-        ("postgresql+asyncpg://db/shop?ssl=require", "postgresql+psycopg://db/shop?sslmode=require"),
+        (
+            "postgresql+asyncpg://db/shop?ssl=require",
+            "postgresql+psycopg://db/shop?sslmode=require",
+        ),
         (
             "postgresql+asyncpg://db/shop?prepared_statement_cache_size=0&timeout=3",
             "postgresql+psycopg://db/shop?connect_timeout=3",
