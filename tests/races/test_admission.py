@@ -1,5 +1,5 @@
-"""Admission and hand-over between several connections, by script: each promise with the interleaving
-that a weaker design breaks on.
+"""Admission and hand-over between several connections, by script: each promise with the
+interleaving that a weaker design breaks on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from cyclone_sqla import DuplicateError, JobSpec
+from cyclone_sqla import JobSpec
 from cyclone_sqla.context import ClaimedJob
 from cyclone_sqla.failures import Failure
 from cyclone_sqla.lifecycle import State

@@ -68,11 +68,11 @@ MOMENTS = [nothing_known, all_of_one_key, before_the_heads]
 
 
 @pytest.fixture(params=MOMENTS, ids=lambda moment: moment.__name__)
-def crowded(race: Race, request: pytest.FixtureRequest) -> Iterator[Race]:
+def crowded(race: Race, request: pytest.FixtureRequest) -> Race:
     """A hot key whose head is paused, with its statistics; and nobody refreshes them."""
     execute(race, "ALTER TABLE cyclone_job SET (autovacuum_enabled = false)")
     request.param(race)
-    yield race
+    return race
 
 
 def plans(race: Race, act: Callable[[], object]) -> list[tuple[str, dict[str, Any]]]:
