@@ -151,7 +151,7 @@ class Hands:
             return operations.stage(connection, self.dialect, limit)
 
     def admit(self) -> list[str]:
-        """Every incoming job its place, every debt paid, what is held let go; who got work."""
+        """Places for incoming jobs, debts paid, held heads let go; the queues that got work."""
         with self.transaction() as connection:
             queues = admission.admit(connection, self.dialect, 0, 1000).queues
         with self.held.reading() as connection:
