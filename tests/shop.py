@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import timedelta
 from inspect import isawaitable
 from typing import Any, TypeVar
 
@@ -10,6 +10,7 @@ from sqlalchemy import CheckConstraint, Engine, Table, delete, event, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from cyclone_sqla import Cyclone, Job
+from cyclone_sqla.lifecycle import TERMINAL
 from cyclone_sqla.models import tables_in
 from tests.databases import Database
 
@@ -83,34 +84,17 @@ class Shop:
 
     def set_state(self, job_id: int, state: str, waits_for: str | None = None) -> None:
         """Put a job into a state, with all that the table demands of it."""
-        times = {"leased_until": None, "finished_at": None}
-        if state == "running":
-            times["leased_until"] = self.jobs()[0].created_at + timedelta(hours=1)
-        if state in ("completed", "discarded", "cancelled"):
-            times["finished_at"] = self.jobs()[0].created_at
+        now = self.jobs()[0].created_at
+        values = {
+            "state": state,
+            "waits_for": waits_for,
+            "worker": "somebody",
+            "leased_until": now + timedelta(hours=1) if state == "running" else None,
+            "finished_at": now if state in TERMINAL else None,
+        }
         table = self.job_table
         with self.engine.begin() as connection:
-            connection.execute(
-                table.update()
-                .where(table.c.id == job_id)
-                .values(state=state, waits_for=waits_for, worker="w", **times)
-            )
-
-
-class ManualClock:
-    """A clock that stands still until it is told."""
-
-    def __init__(self, time: datetime) -> None:
-        """Begin at `time`."""
-        self.time = time
-
-    def now(self) -> datetime:
-        """The time that it was set to."""
-        return self.time
-
-    def advance(self, duration: timedelta) -> None:
-        """Set it forward."""
-        self.time += duration
+            connection.execute(table.update().where(table.c.id == job_id).values(values))
 
 
 @contextmanager

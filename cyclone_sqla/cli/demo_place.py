@@ -30,8 +30,8 @@ APP = "cyclone_sqla.cli.demo_shop:cyclone"
 
 NAMES = ("worker-1", "worker-2")
 
-SLOTS = 4
-"""Of each worker. SQLite has one writer, so more would only stand in each other's way."""
+SLOTS = 20
+"""Of each worker: with more runs at a time more of them are settled at once."""
 
 GRACE = 2
 """Seconds that runs may go on when the workers are told to stop."""

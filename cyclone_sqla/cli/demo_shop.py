@@ -77,6 +77,19 @@ def place_orders(session: Session, orders: Sequence[Order]) -> None:
     cyclone.enqueue_many(session, jobs)
 
 
+MARK_CHARGED = (
+    sa.update(Order)
+    .where(Order.number == sa.bindparam("order_number"), ~Order.is_charged)
+    .values(is_charged=True)
+)
+
+ADD_TO_BALANCE = (
+    sa.update(Account)
+    .where(Account.id == sa.bindparam("account_id"))
+    .values(balance=Account.balance + sa.bindparam("amount"))
+)
+
+
 @cyclone.action(queue=QUEUE)
 def charge(order_number: int, account_id: int, amount: int) -> None:
     """Enter an order in the ledger.
@@ -84,12 +97,8 @@ def charge(order_number: int, account_id: int, amount: int) -> None:
     A job may run again, for example after its worker died before it could say that the job was
     done. So the first thing written is a mark, and a run that finds it changes nothing.
     """
+    entry = {"order_number": order_number, "account_id": account_id, "amount": amount}
     with engine().begin() as connection:
-        mark = sa.update(Order).where(Order.number == order_number, ~Order.is_charged)
-        if connection.execute(mark.values(is_charged=True)).rowcount == 0:
-            return
-        entry = {"order_number": order_number, "account_id": account_id, "amount": amount}
-        connection.execute(sa.insert(Entry).values(entry))
-        balance = Account.balance + amount
-        account = sa.update(Account).where(Account.id == account_id)
-        connection.execute(account.values(balance=balance))
+        if connection.execute(MARK_CHARGED, entry).rowcount == 1:
+            connection.execute(sa.insert(Entry), entry)
+            connection.execute(ADD_TO_BALANCE, entry)

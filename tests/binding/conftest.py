@@ -15,7 +15,7 @@ from tests.shop import Shop
 def shared_postgresql(postgres: Postgres, postgres_template: str) -> Iterator[Shop]:
     """An application on PostgreSQL."""
     with postgresql_copy(postgres, postgres_template) as database:
-        yield Shop(database, hints=False)
+        yield Shop(database, hints=True)
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def shared_sqlite(
 ) -> Iterator[Shop]:
     """An application on SQLite."""
     with sqlite_copy(sqlite_template_file, tmp_path_factory.mktemp("shared")) as database:
-        yield Shop(database, hints=False)
+        yield Shop(database, hints=True)
 
 
 @pytest.fixture(params=drivers(*KINDS))

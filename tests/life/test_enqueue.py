@@ -24,7 +24,8 @@ from cyclone_sqla import (
     begin_before_savepoints,
 )
 from tests.databases import Database
-from tests.shop import ManualClock, Order, Shop, statements_of
+from tests.life.hands import ManualClock
+from tests.shop import Order, Shop, statements_of
 
 NOON = datetime(2031, 5, 4, 12, tzinfo=UTC)
 
@@ -280,36 +281,34 @@ def _clock(session: Session) -> datetime:
 
 
 def test_with_a_clock_of_its_own_a_queue_knows_no_other(database: Database) -> None:
-    clock = ManualClock(NOON)
+    clock = ManualClock()
+    start = clock.now()
     shop = Shop(database, clock=clock)
     with shop.session() as session, session.begin():
-        shop.mail.using(process_in=timedelta(hours=3), unique="u").enqueue(
-            session, "in three hours"
-        )
-        clock.advance(timedelta(hours=1))
-        shop.mail.using(process_at=NOON + timedelta(hours=1)).enqueue(session, "just now")
-        shop.cyclone.enqueue_many(session, [shop.mail.using(process_in=0.000001).job("soon")])
+        in_three_hours = shop.mail.using(process_in=timedelta(hours=3), unique="u")
+        in_three_hours.enqueue(session, "anna")
+        clock.advance(hours=1)
+        shop.mail.using(process_at=start + timedelta(hours=1)).enqueue(session, "bert")
+        shop.cyclone.enqueue_many(session, [shop.mail.using(process_in=0.000001).job("carl")])
     first, second, third = shop.jobs()
-    assert (first.created_at, first.run_at) == (NOON, NOON + timedelta(hours=3))
-    assert (second.created_at, second.run_at) == (clock.time, clock.time)
-    assert (third.created_at, third.run_at) == (clock.time, clock.time + timedelta(microseconds=1))
+    assert (first.created_at, first.run_at) == (start, start + timedelta(hours=3))
+    assert (second.created_at, second.run_at) == (clock.now(), clock.now())
+    assert third.created_at == clock.now()
+    assert third.run_at == clock.now() + timedelta(microseconds=1)
     assert [job.state for job in (first, second, third)] == ["pending", "available", "pending"]
 
 
-@pytest.mark.parametrize(
-    "past", [datetime(1, 1, 2, tzinfo=UTC), datetime(1969, 7, 20, tzinfo=UTC), NOON]
-)
-def test_what_is_due_already_is_available_at_once(database: Database, past: datetime) -> None:
-    shop = Shop(database, clock=ManualClock(NOON))
+def test_what_is_due_already_is_available_at_once(database: Database) -> None:
+    clock = ManualClock()
+    shop = Shop(database, clock=clock)
+    times = [datetime(1, 1, 2, tzinfo=UTC), datetime(1969, 7, 20, tzinfo=UTC), clock.now()]
     with shop.session() as session, session.begin():
-        one = shop.mail.using(process_at=past).enqueue(session, "anna")
-        (other,) = shop.cyclone.enqueue_many(
-            session, [shop.mail.using(process_at=past).job("bert")]
-        )
-    assert one.state == other.state == State.AVAILABLE
-    assert [(job.state, job.waits_for, job.run_at) for job in shop.jobs()] == [
-        ("available", None, past)
-    ] * 2
+        refs = [shop.mail.using(process_at=time).enqueue(session, "anna") for time in times]
+        specs = [shop.mail.using(process_at=time).job("bert") for time in times]
+        refs += shop.cyclone.enqueue_many(session, specs)
+    assert {ref.state for ref in refs} == {State.AVAILABLE}
+    found = [(job.state, job.waits_for, job.run_at) for job in shop.jobs()]
+    assert found == [("available", None, time) for time in times * 2]
 
 
 # ---- arguments arrive as they were given, or not at all ------------------------------------------

@@ -8,14 +8,15 @@ import pytest
 
 from cyclone_sqla import InvalidJobError, Job
 from tests.databases import Database
-from tests.shop import ManualClock, Shop, statements_of
+from tests.life.hands import ManualClock
+from tests.shop import Shop, statements_of
 
 NOON = datetime(2031, 5, 4, 12, tzinfo=UTC)
 IN_TOKYO = timezone(timedelta(hours=9))
 
 
 def test_every_option_is_stored_however_the_job_goes_in(database: Database) -> None:
-    shop = Shop(database, clock=ManualClock(NOON), instance="web-1")
+    shop = Shop(database, clock=ManualClock(), instance="web-1")
     mail = shop.mail.using(
         queue="slow",
         priority=-32768,
