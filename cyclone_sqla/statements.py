@@ -143,8 +143,11 @@ def word(value: str) -> ColumnElement[str]:
 
 
 def predicate(sql: str) -> ColumnElement[bool]:
-    """An index's own predicate, to the letter."""
-    return sa.literal_column(f"({sql})", sa.Boolean())
+    """An index's own predicate, to the letter.
+
+    Without a type: of a Boolean, SQLAlchemy makes ``(…) = 1`` on SQLite, which fits no index.
+    """
+    return sa.literal_column(f"({sql})")
 
 
 class Statements:

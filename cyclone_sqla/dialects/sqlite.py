@@ -296,14 +296,20 @@ class SqliteDialect(Dialect):
         job = self.tables.job
         kinds = self.syntax.rows("kinds", {"kind": Text()})
         queues = self.syntax.rows("queues", {"queue": Text()})
-        is_there = sa.exists().where(
-            predicate(IS_AVAILABLE),
-            job.c.queue == queues.c.queue,
-            job.c.kind == kinds.c.kind,
-            self.sql.may_start(job),
+        first = (
+            select(job.c.id)
+            .where(
+                predicate(IS_AVAILABLE),
+                job.c.queue == queues.c.queue,
+                job.c.kind == kinds.c.kind,
+                self.sql.may_start(job),
+            )
+            .order_by(job.c.priority, job.c.id)  # or statistics may make it walk the whole table
+            .limit(1)
+            .scalar_subquery()
         )
         both = kinds.join(queues, sa.true())
-        look = select(queues.c.queue).select_from(both).where(is_there)
+        look = select(queues.c.queue).select_from(both).where(first.is_not(None))
         return look.where(self.sql.not_paused(queues.c.queue)).limit(1)
 
     def _build_claim(self) -> Any:

@@ -50,13 +50,13 @@ class Hands:
         self.cyclone = Cyclone(database=self.engine, clock=clock or self.clock)
         self.dialect = self.cyclone.dialect(database.dialect)
         self._settings = WorkerSettings()
-        self._worker_engine = self.dialect.worker_engine(self.engine, self._settings)
-        self.held = self.dialect.hold(self._worker_engine, self._settings)
+        self.worker_engine = self.dialect.worker_engine(self.engine, self._settings)
+        self.held = self.dialect.hold(self.worker_engine, self._settings)
 
     def close(self) -> None:
         """Give back the worker's connection."""
         self.held.close()
-        self._worker_engine.dispose()
+        self.worker_engine.dispose()
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
