@@ -55,7 +55,9 @@ def test_no_file_knows_the_machine_it_was_written_on() -> None:
 
 
 def test_every_test_is_collected() -> None:
-    modules = [path for path in _python_files("tests") if not path.name.startswith("test_")]
+    modules = [
+        path for path in _python_files("tests") if not path.name.startswith(("test_", "bench_"))
+    ]
     assert [path for path in modules if _defines_tests(path)] == []
 
 
