@@ -48,7 +48,11 @@ class Postgres:
         statement = sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name))
         if template is not None:
             statement += sql.SQL(" TEMPLATE {}").format(sql.Identifier(template))
-        self._execute(statement)
+        with self._connect() as connection:
+            if template is not None and connection.info.server_version >= 150_000:
+                # Of a small template and without fsync, twice as fast as through the log.
+                statement += sql.SQL(" STRATEGY FILE_COPY")
+            connection.execute(statement)
 
     def close_database(self, name: str) -> None:
         """Let nobody connect to the database `name`: a template must have no sessions."""
@@ -61,9 +65,12 @@ class Postgres:
         self._execute(statement.format(sql.Identifier(name)))
 
     def _execute(self, statement: sql.Composed) -> None:
-        url = self._url.set(drivername="postgresql").render_as_string(hide_password=False)
-        with psycopg.connect(url, autocommit=True) as connection:
+        with self._connect() as connection:
             connection.execute(statement)
+
+    def _connect(self) -> psycopg.Connection[tuple[object, ...]]:
+        url = self._url.set(drivername="postgresql").render_as_string(hide_password=False)
+        return psycopg.connect(url, autocommit=True)
 
 
 class PostgresServer(Postgres):
