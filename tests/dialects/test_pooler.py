@@ -1,0 +1,70 @@
+"""A worker and its producers behind a pooler that gives every transaction another connection."""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from sqlalchemy import create_engine, func, select
+from sqlalchemy.orm import Session
+
+from cyclone_sqla import Cyclone, Job, Worker
+from cyclone_sqla.worker.wakeup import PostgresListener
+from tests.databases import Database
+from tests.dialects.swapping import SwappingPooler
+from tests.waiting import wait_until
+
+JOBS = 200
+
+
+@pytest.fixture
+def pooler(postgresql_database: Database) -> Iterator[SwappingPooler]:
+    with SwappingPooler(postgresql_database.url) as pooler:
+        yield pooler
+
+
+def test_the_stand_in_breaks_what_a_session_keeps(pooler: SwappingPooler) -> None:
+    url = pooler.url.replace("+psycopg", "")
+    with (
+        psycopg.connect(url, autocommit=True, prepare_threshold=0) as connection,
+        pytest.raises(psycopg.errors.InvalidSqlStatementName),
+    ):
+        connection.execute("SELECT 1")
+
+
+def test_each_job_runs_once_and_the_worker_says_once_that_it_polls(
+    pooler: SwappingPooler, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PostgresListener, "_ECHO_WITHIN", 0.5)
+    caplog.set_level(logging.INFO)
+    engine = create_engine(pooler.url, connect_args={"prepare_threshold": None})
+    cyclone = Cyclone(database=pooler.url)
+    ran: Counter[int] = Counter()
+
+    @cyclone.action(backoff=0.05)
+    def work(number: int) -> None:
+        ran[number] += 1
+        if number % 50 == 0 and ran[number] == 1:
+            raise ValueError(number)
+
+    with Worker(cyclone, prepare=False, poll=0.1, lease=5, concurrency=20):
+        for number in range(JOBS // 2):
+            with Session(engine) as session, session.begin():
+                work.enqueue(session, number=number)
+        with Session(engine) as session, session.begin():
+            cyclone.enqueue_many(
+                session, [work.job(number=number) for number in range(JOBS // 2, JOBS)]
+            )
+        open_jobs = select(func.count()).select_from(Job).where(~Job.is_terminal)
+        with engine.connect() as connection:
+            wait_until(
+                lambda: (connection.rollback(), connection.scalar(open_jobs))[1] == 0,
+                "all jobs have ended",
+                within=60,
+            )
+        wait_until(lambda: "listen_url" in caplog.text, "it says that it polls")
+    engine.dispose()
+    assert ran == {number: 2 if number % 50 == 0 else 1 for number in range(JOBS)}
+    assert caplog.text.count("listen_url") == 1
+    assert pooler.swaps > JOBS
