@@ -25,7 +25,9 @@ def tests(session: nox.Session, sqlalchemy: str) -> None:
     session.install("-e", ".[test]", f"sqlalchemy~={sqlalchemy}")
     selection = ["-m", "not slow", *_OF_SQLALCHEMY] if sqlalchemy == "2.0.36" else []
     options = ["-n", "auto", "--dist", "worksteal", *selection]
-    session.run("python", "-m", "pytest", *options, *session.posargs)
+    # The names of tests with sets in them have to be the same in every process.
+    environment = {"PYTHONHASHSEED": "0"}
+    session.run("python", "-m", "pytest", *options, *session.posargs, env=environment)
 
 
 @nox.session

@@ -198,7 +198,7 @@ def _sent(annotation: Any, value: object) -> Any:
         (Node, Node(Node(None))),
         (Tree, {"a": {"b": 1}}),
         (set[int], {3, 1, 2}),
-        (frozenset[str], frozenset({"a", "b"})),
+        pytest.param(frozenset[str], frozenset({"a", "b"}), id="frozenset of str"),
         (tuple[int, ...], (1, 2)),
         (tuple[int, str], (1, "a")),
         (collections.deque[int], collections.deque([1, 2])),
