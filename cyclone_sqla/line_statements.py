@@ -98,7 +98,7 @@ class LineStatements:
 
     def _locked_heads(self, heads: sa.CTE) -> sa.FromClause:
         job = self.job.alias("held_head")
-        held = (
+        held: Any = (
             select(job.c.id, job.c.sequence_key)
             .where(self.syntax.one_of(job.c.id, select(heads.c.head)), _is_set(job.c.admitted))
             .order_by(job.c.id)
@@ -108,7 +108,7 @@ class LineStatements:
     def _locked_firsts(self, heads: sa.CTE) -> sa.FromClause:
         """In order of keys, so that two admits never wait for each other in a circle."""
         job = self.job.alias("first_in_line")
-        firsts = (
+        firsts: Any = (
             select(job.c.id, job.c.sequence_key)
             .where(
                 self.syntax.one_of(job.c.id, select(heads.c.first).where(heads.c.head.is_(None))),
@@ -120,7 +120,7 @@ class LineStatements:
 
     def _locked_incoming(self) -> sa.FromClause:
         given, job = self.syntax.rows("incoming", ID), self.job.alias("candidate")
-        incoming = (
+        incoming: Any = (
             select(job.c.id, job.c.sequence_key)
             .where(
                 self.syntax.one_of(job.c.id, select(given.c.id)),
@@ -254,7 +254,8 @@ class LineStatements:
     def number_new(self) -> Any:
         """Write down that these keys have positions, where nothing is known of them."""
         given = self.syntax.rows("keys", KEYS)
-        source = select(given.c.key.label("key"), sa.literal_column("0").label("released_through"))
+        none_yet = sa.literal_column("0", BigInteger()).label("released_through")
+        source: Any = select(given.c.key.label("key"), none_yet)
         return self.syntax.insert_unless_held(self.tables.sequence, source.order_by(given.c.key))
 
     @cached_property
