@@ -556,7 +556,8 @@ class Settlement:
     attempt: int
     worker: str
     outcome: Outcome
-    sequence_key: str | None = None
+    sequence_key: str | None
+    """Decides whether the end is one statement, so nobody may leave it out."""
 
 
 @dataclass(slots=True)
@@ -853,7 +854,7 @@ def _lost(run: LostRun, how: str, delay: timedelta) -> Settlement:
             f"the last of {run.max_attempts}"
         )
         outcome = Discarded(Failure.because(reason, kind="WorkerLost"))
-    return Settlement(run.id, run.lease, run.attempt, run.worker, outcome)
+    return Settlement(run.id, run.lease, run.attempt, run.worker, outcome, None)
 
 
 def held_by(connection: Connection, dialect: Dialect, worker: str) -> dict[int, int]:

@@ -58,7 +58,14 @@ class Settler:
             if len(chosen) == BATCH:
                 break
         return [
-            Settlement(run.job.id, run.job.lease, run.job.attempt, self._worker, run.outcome)
+            Settlement(
+                run.job.id,
+                run.job.lease,
+                run.job.attempt,
+                self._worker,
+                run.outcome,
+                run.job.sequence_key,
+            )
             for run in chosen.values()
         ]
 

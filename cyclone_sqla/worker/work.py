@@ -166,7 +166,10 @@ class Work:
         unknown = {i: lease for i, lease in held.items() if known.get(i) != lease}
         if unknown:
             log.warning("giving back %d job(s) whose claim was not answered", len(unknown))
-            strays = [Settlement(i, x, 1, self._worker, GivenBack()) for i, x in unknown.items()]
+            strays = [
+                Settlement(i, lease, 1, self._worker, GivenBack(), None)
+                for i, lease in unknown.items()
+            ]
             with self._held.transaction() as connection:
                 settled = operations.settle(connection, self._dialect, strays, history_limit=1)
             if settled.busy:

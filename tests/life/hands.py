@@ -135,7 +135,10 @@ class Hands:
         history_limit: int = 25,
     ) -> Settled:
         """Write the ends of several runs."""
-        batch = [Settlement(job.id, job.lease, job.attempt, worker, end) for job, end in outcomes]
+        batch = [
+            Settlement(job.id, job.lease, job.attempt, worker, end, job.sequence_key)
+            for job, end in outcomes
+        ]
         with self.transaction() as connection:
             return operations.settle(connection, self.dialect, batch, history_limit=history_limit)
 

@@ -178,7 +178,7 @@ def test_the_history_of_an_end_waits_for_nobody(hands: Hands) -> None:
     job_id = hands.enqueue()
     job = hands.claim_one()
     with hands.held.step() as connection:
-        batch = [operations.Settlement(job.id, job.lease, 1, "w", FAILED)]
+        batch = [operations.Settlement(job.id, job.lease, 1, "w", FAILED, None)]
         statuses: list[str] = []
 
         @sa.event.listens_for(connection, "after_cursor_execute")
