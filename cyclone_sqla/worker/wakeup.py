@@ -34,11 +34,13 @@ class Wakeup:
     """A flag with the names of the queues that may have work; ``queues`` are those that it serves.
 
     The loop waits, which clears the flag, *then* looks: a call that comes while it looks is kept
-    for the next wait. Calls for queues that nobody serves here are ignored.
+    for the next wait. Calls for queues that nobody serves here are ignored. ``errands`` are other
+    names that it can be called by; a call for all queues is none for them.
     """
 
-    def __init__(self, queues: Iterable[str]) -> None:
-        self._served = frozenset(queues)
+    def __init__(self, queues: Iterable[str], errands: Iterable[str] = ()) -> None:
+        self._queues = frozenset(queues)
+        self._served = self._queues.union(errands)
         self._called: set[str] = set()
         self._is_set = False
         self._changed = threading.Condition()  # re-entrant: a signal handler may call set()
@@ -54,7 +56,7 @@ class Wakeup:
 
     def set(self, *queues: str) -> None:
         """Wake the loop for these queues, without any for all of them. Never waits or raises."""
-        called = self._served.intersection(queues) if queues else self._served
+        called = self._served.intersection(queues) if queues else self._queues
         if queues and not called:
             return
         with self._changed:

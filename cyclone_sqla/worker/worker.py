@@ -214,7 +214,7 @@ class _Parts:
         if not self.kinds:
             raise ConfigurationError("no action is registered, so there is nothing to work on")
         self.engine, self.owns_engine = worker.make_engine(self.dialect)
-        self.wakeup = Wakeup([*self.slots, CALL_TO_ADMIT, CALL_TO_RENEW])
+        self.wakeup = Wakeup(self.slots, [CALL_TO_ADMIT, CALL_TO_RENEW])
         self.source = self._wake_source()
         self.place: InstanceLock | None = None
         self.holdings = Holdings(self.slots)

@@ -408,3 +408,11 @@ def test_sqlite_needs_no_psycopg() -> None:
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
     )
     assert done.stdout.strip() == ""
+
+
+def test_a_call_for_every_queue_is_no_errand() -> None:
+    wakeup = Wakeup(["mail"], ["renew"])
+    wakeup.set()
+    assert wakeup.wait(0) == {"mail"}
+    wakeup.set("renew")
+    assert wakeup.wait(0) == {"renew"}
