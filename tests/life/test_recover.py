@@ -87,3 +87,27 @@ def test_the_run_that_was_recovered_changes_nothing_any_more(hands: Hands) -> No
 
     assert hands.settle(job, DONE).states == {}
     assert hands.rows() == before
+
+
+def test_a_sequence_goes_on_behind_a_head_that_is_discarded(hands: Hands) -> None:
+    head = hands.enqueue(sequence="account-1", max_attempts=1)
+    follower = hands.enqueue(sequence="account-1")
+    hands.admit()
+    assert hands.claim_one().id == head
+
+    assert recover(hands).states == {head: State.DISCARDED}
+
+    hands.admit()
+    assert hands.claim_one().id == follower
+
+
+def test_a_head_keeps_its_place_when_it_is_recovered(hands: Hands) -> None:
+    head = hands.enqueue(sequence="account-1")
+    hands.enqueue(sequence="account-1")
+    hands.admit()
+    hands.claim_one()
+
+    recover(hands)
+
+    hands.admit()
+    assert [job.id for job in hands.claim()] == [head]
