@@ -241,7 +241,7 @@ class SqliteDialect(Dialect):
                 f"{fault}. Use sqlite:///path/to/file.db."
             )
         engine = sa.create_engine(worker_url(url), pool_size=5, max_overflow=0)
-        event.listen(engine, "connect", partial(_prepare, settings.sqlite_synchronous.upper()))
+        event.listen(engine, "connect", partial(_prepare, settings))
         event.listen(engine, "begin", _begin_as_asked)
         return engine
 
@@ -424,10 +424,14 @@ def errorname_of(error: BaseException) -> str:
     return getattr(origin, "sqlite_errorname", "") or ""
 
 
-def _prepare(synchronous: str, connection: Any, _record: Any) -> None:
+def _prepare(settings: WorkerSettings, connection: Any, _record: Any) -> None:
     connection.isolation_level = None  # the driver begins nothing by itself
+    # The first read opens the file, and is refused while another connection is closing it or
+    # recovers its log. After it, this connection's reads wait for nobody.
+    connection.execute(f"PRAGMA busy_timeout={round(settings.effective_lock_timeout * 1000)}")
+    connection.execute("PRAGMA schema_version").fetchall()
     connection.execute("PRAGMA busy_timeout=0")  # waiting is ours, see SqliteConnection
-    connection.execute(f"PRAGMA synchronous={synchronous}")
+    connection.execute(f"PRAGMA synchronous={settings.sqlite_synchronous.upper()}")
     connection.execute("PRAGMA journal_size_limit=16777216")
     connection.execute("PRAGMA foreign_keys=ON")  # history goes with its job
 

@@ -9,7 +9,7 @@ from typing import Self
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from cyclone_sqla import Cyclone, JobSpec
+from cyclone_sqla import Cyclone, JobSpec, Worker
 from tests.databases import Database
 from tests.waiting import wait_until
 
@@ -125,3 +125,32 @@ def test_no_lock_error_escapes_while_an_application_writes_and_a_reader_stays(
     assert notes[0] > 0
     assert [log.read_text() for log in workers.logs] == [""] * 4
     engine.dispose()
+
+
+AS_IF_CLOSING = """
+import fcntl, os, sys, time
+
+PENDING_BYTE = 0x40000000  # taken by who closes the file, to see whether it is the last
+file = os.open(sys.argv[1], os.O_RDWR)
+fcntl.lockf(file, fcntl.LOCK_EX, 1, PENDING_BYTE)
+print("locked", flush=True)
+time.sleep(0.5)
+"""
+
+
+def test_a_worker_may_start_while_another_process_closes_the_file(
+    sqlite_database: Database,
+) -> None:
+    cyclone = Cyclone(database=sqlite_database.url)
+
+    @cyclone.action
+    def work() -> None: ...
+
+    file = str(sqlite_database.engine().url.database)
+    command = [sys.executable, "-c", AS_IF_CLOSING, file]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as closing:
+        assert closing.stdout is not None
+        assert closing.stdout.readline() == b"locked\n"
+        with Worker(cyclone, poll=0.1) as worker:
+            assert closing.poll() == 0
+            wait_until(lambda: worker.is_healthy, "it works")
