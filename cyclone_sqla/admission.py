@@ -8,18 +8,9 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from cyclone_sqla import statements
-from cyclone_sqla.dialects import Dialect
+from cyclone_sqla.dialects import Dialect, Step
 from cyclone_sqla.lifecycle import State
 from cyclone_sqla.line_statements import KEYS
-
-
-@dataclass(frozen=True, slots=True)
-class Released:
-    """A head that this transaction has released from its line."""
-
-    id: int
-    key: str
-    position: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +41,29 @@ def admit(connection: Connection, dialect: Dialect, after: int, limit: int) -> A
     return Admitted(len(window), window[-1].id, len(placed), queues)
 
 
-def hand_on(connection: Connection, dialect: Dialect, released: Sequence[Released]) -> list[str]:
+def hand_on(connection: Connection, dialect: Dialect, released: Sequence[int]) -> list[str]:
     """Admit the next of each released head, in the transaction that released it.
 
-    Where none could be admitted though the line goes on, the released row keeps the place as a
-    debt. Returns the queues that got an available job.
+    Returns the queues that got an available job.
     """
     if not released:
         return []
-    positioned = [head for head in released if head.position is not None]
-    if positioned:
-        connection.execute(dialect.lines.advance, _keys_of(dialect, positioned))
-    params = {**_keys_of(dialect, released), "now": dialect.now()}
-    admitted = connection.execute(dialect.lines.admit_next, params).all()
-    served = {row.sequence_key for row in admitted}
-    left = [(head.id,) for head in released if head.key not in served]
-    if left:
-        bound = dialect.syntax.bind("released", statements.ID, left)
-        connection.execute(dialect.lines.keep_as_debt, bound)
+    _, admitted, _ = dialect.run(connection, handing_on(dialect, released))
     return [row.queue for row in admitted if row.state == State.AVAILABLE]
+
+
+def handing_on(dialect: Dialect, released: Sequence[int]) -> list[Step]:
+    """What follows the release of heads in the same transaction: each hands its place on to the
+    next, or keeps it as a debt if none could be admitted though the line goes on.
+
+    Jobs in the list that were not released after all are left as they are.
+    """
+    jobs = dialect.syntax.bind("released", statements.ID, [(job_id,) for job_id in released])
+    return [
+        Step(dialect.lines.advance, jobs),
+        Step(dialect.lines.admit_next, {**jobs, "now": dialect.now()}),
+        Step(dialect.lines.keep_as_debt, jobs),
+    ]
 
 
 def payable_debts(connection: Connection, dialect: Dialect, after: int, limit: int) -> list[int]:
@@ -79,9 +74,8 @@ def payable_debts(connection: Connection, dialect: Dialect, after: int, limit: i
 def pay(connection: Connection, dialect: Dialect, debts: Sequence[int]) -> list[str]:
     """Hand on the places of these debts, as far as nobody has them locked."""
     bound = dialect.syntax.bind("wanted", statements.ID, [(job_id,) for job_id in debts])
-    cleared = connection.execute(dialect.lines.clear_debts, bound).all()
-    heads = [Released(row.id, row.sequence_key, row.position) for row in cleared]
-    return hand_on(connection, dialect, heads)
+    cleared = connection.scalars(dialect.lines.clear_debts, bound).all()
+    return hand_on(connection, dialect, cleared)
 
 
 def let_go(connection: Connection, dialect: Dialect, limit: int) -> list[str]:
@@ -89,7 +83,3 @@ def let_go(connection: Connection, dialect: Dialect, limit: int) -> list[str]:
     params = {"limit": limit, "now": dialect.now()}
     rows = connection.execute(dialect.lines.let_go, params).all()
     return [row.queue for row in rows if row.state == State.AVAILABLE]
-
-
-def _keys_of(dialect: Dialect, heads: Sequence[Released]) -> dict[str, object]:
-    return dialect.syntax.bind("keys", KEYS, [(key,) for key in sorted({h.key for h in heads})])

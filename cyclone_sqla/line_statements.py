@@ -136,14 +136,19 @@ class LineStatements:
 
     @cached_property
     def admit_next(self) -> Any:
-        """The first in line of each key becomes its head, in whatever state it is.
+        """For each listed job that has left its line without a successor: the first in the line
+        becomes the head, in whatever state it is.
 
-        Only for keys whose head this transaction has just released. A first that somebody has
-        locked, or that has left the line since, is not waited for: what remains is a debt.
+        Only after the statement, in the same transaction, that released the listed jobs. A first
+        that somebody has locked, or that has left the line since, is not waited for: what remains
+        is a debt.
         """
-        given = self.syntax.rows("keys", KEYS)
-        firsts = select(given.c.key, self._first_of(given.c.key, given).label("first")).cte(
-            "firsts"
+        given, left = self.syntax.rows("released", ID), self.job.alias("left")
+        first = self._first_of(left.c.sequence_key, left)
+        firsts = (
+            select(left.c.sequence_key, first.label("first"))
+            .where(self.syntax.one_of(left.c.id, select(given.c.id)), self._has_left_headless(left))
+            .cte("firsts")
         )
         job = self.job.alias("first_in_line")
         locked = (
@@ -161,24 +166,34 @@ class LineStatements:
 
     @cached_property
     def keep_as_debt(self) -> Any:
-        """Released heads whose line goes on without a head keep its place for now."""
+        """Listed jobs that have left their line without a successor, although it goes on, keep
+        their place for now.
+        """
         given, job = self.syntax.rows("released", ID), self.job
-        other = self.job.alias("other")
-        head = (
-            select(other.c.id)
-            .where(other.c.sequence_key == job.c.sequence_key, other.c.admitted.is_not(None))
-            .limit(1)
-            .correlate(job)
-            .scalar_subquery()
-        )
         # Not EXISTS: as a join it walks the whole line.
         line_goes_on = self._first_of(job.c.sequence_key, job).is_not(None)
         return (
             sa.update(job)
-            .where(job.c.id.in_(select(given.c.id)), line_goes_on, head.is_(None))
+            .where(
+                self.syntax.one_of(job.c.id, select(given.c.id)),
+                self._has_left_headless(job),
+                line_goes_on,
+            )
             .values(admitted=sa.true())
             .returning(job.c.id)
         )
+
+    def _has_left_headless(self, job: Any) -> ColumnElement[bool]:
+        """Out of its line, and nobody is the head of that line."""
+        head = self.job.alias("successor")
+        head_of_line = (
+            select(head.c.id)
+            .where(head.c.sequence_key == job.c.sequence_key, head.c.admitted.is_not(None))
+            .limit(1)
+            .correlate(job)
+            .scalar_subquery()
+        )
+        return sa.and_(~_is_set(job.c.sequence_open), head_of_line.is_(None))
 
     # ---- debts -----------------------------------------------------------------------------------
 
@@ -215,7 +230,7 @@ class LineStatements:
             sa.update(self.job)
             .where(self.job.c.id == picked.c.id)
             .values(admitted=None)
-            .returning(self.job.c.id, self.job.c.sequence_key, self.job.c.position)
+            .returning(self.job.c.id)
         )
 
     # ---- heads held back by a pause --------------------------------------------------------------
@@ -270,18 +285,20 @@ class LineStatements:
 
     @cached_property
     def advance(self) -> Any:
-        """Remember how far the positions of these keys are released without a gap.
+        """Remember how far the positions in the lines of the listed jobs are released without a
+        gap.
 
         A key that a person pauses or resumes just now is left for the next time: until then the
         row of the position before says that it is over.
         """
-        given, sequence, job = self.syntax.rows("keys", KEYS), self.tables.sequence, self.job
-        numbered = sequence.alias("numbered")
+        given, sequence, job = self.syntax.rows("released", ID), self.tables.sequence, self.job
+        numbered, left = sequence.alias("numbered"), job.alias("left")
+        keys = select(left.c.sequence_key).where(
+            self.syntax.one_of(left.c.id, select(given.c.id)), left.c.position.is_not(None)
+        )
         wanted = (
             select(numbered.c.key)
-            .where(
-                numbered.c.key.in_(select(given.c.key)), numbered.c.released_through.is_not(None)
-            )
+            .where(numbered.c.key.in_(keys), numbered.c.released_through.is_not(None))
             .order_by(numbered.c.key)
         )
         picked = self.syntax.locked(wanted, numbered, "picked")

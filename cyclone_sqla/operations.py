@@ -17,9 +17,9 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from cyclone_sqla import statements
-from cyclone_sqla.admission import Released, hand_on
+from cyclone_sqla.admission import hand_on, handing_on
 from cyclone_sqla.context import ClaimedJob
-from cyclone_sqla.dialects import Dialect
+from cyclone_sqla.dialects import Dialect, Rows, Step
 from cyclone_sqla.errors import (
     CycloneError,
     Duplicate,
@@ -460,21 +460,55 @@ def look_ahead(connection: Connection, dialect: Dialect) -> Outlook:
     return Outlook(row.due_in, bool(row.has_incoming), bool(row.has_debts), bool(row.has_held_back))
 
 
-def claim(
+@dataclass(frozen=True, slots=True)
+class Claiming:
+    """What a worker asks for: up to ``slots[queue]`` jobs of each queue, of the kinds it knows."""
+
+    slots: Mapping[str, int]
+    kinds: Sequence[str]
+    worker: str
+    lease_length: timedelta
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The values of the statement that claims, but for the slots."""
+        return {
+            "kinds": list(self.kinds),
+            "claimed_by": self.worker,
+            "lease_length": self.lease_length,
+        }
+
+
+def claim(connection: Connection, dialect: Dialect, wanted: Claiming) -> list[ClaimedJob]:
+    """Take jobs, of each queue by priority and id."""
+    return _all_claimed(dialect.claim(connection, wanted.slots, wanted.params))
+
+
+def settle_and_claim(
     connection: Connection,
     dialect: Dialect,
-    slots: Mapping[str, int],
-    kinds: Sequence[str],
-    worker: str,
-    lease_length: timedelta,
-) -> list[ClaimedJob]:
-    """Take up to ``slots[queue]`` jobs of each queue, of known kinds, by priority and id."""
-    params = {"kinds": list(kinds), "claimed_by": worker, "lease_length": lease_length}
-    rows = dialect.claim(connection, slots, params)
+    settlements: Sequence[Settlement],
+    wanted: Claiming,
+    *,
+    history_limit: int,
+) -> tuple[Settled, list[ClaimedJob]]:
+    """:func:`settle`, then :func:`claim`; one round trip if all the runs simply returned."""
+    if not all(_is_plain(s) for s in settlements):
+        settled = settle(connection, dialect, settlements, history_limit=history_limit)
+        return settled, claim(connection, dialect, wanted)
+    steps = _completing(dialect, settlements)
+    done, rows = dialect.run_and_claim(connection, steps, wanted.slots, wanted.params)
+    settled, asked = _judge_completed(connection, dialect, settlements, done[0])
+    if asked:
+        settled.add(settle(connection, dialect, asked, history_limit=history_limit))
+    return settled, _all_claimed(rows)
+
+
+def _all_claimed(rows: Iterable[Any]) -> list[ClaimedJob]:
     return [_claimed(row) for row in sorted(rows, key=lambda row: (row.priority, row.id))]
 
 
-def _claimed(row: sa.Row[Any]) -> ClaimedJob:
+def _claimed(row: Any) -> ClaimedJob:
     return ClaimedJob(
         id=row.id,
         kind=row.kind,
@@ -498,39 +532,49 @@ def _claimed(row: sa.Row[Any]) -> ClaimedJob:
     )
 
 
+class HeldRun(NamedTuple):
+    """A run as its worker holds it: of one job, an older run may still be held beside a new one."""
+
+    job_id: int
+    lease: int
+
+
 @dataclass(frozen=True, slots=True)
 class Renewal:
     """What became of the leases that a worker asked to renew."""
 
-    lost: list[int]
-    cancel_requested: list[int]
+    lost: list[HeldRun]
+    cancel_requested: list[HeldRun]
 
 
 def renew(
     connection: Connection,
     dialect: Dialect,
-    leases: Mapping[int, int],
+    runs: Collection[HeldRun],
     lease_length: timedelta,
 ) -> Renewal:
-    """Lengthen the leases of running jobs (id → lease).
+    """Lengthen the leases of runs.
 
     A row that did not come back may be locked by somebody: it is lost only if a plain read shows
     another lease or state.
     """
-    bound = dialect.syntax.bind("held", statements.LEASED, sorted(leases.items()))
+    bound = dialect.syntax.bind("held", statements.LEASED, sorted(runs))
     params = {**bound, "lease_length": lease_length, "now": dialect.now()}
     renewed = connection.execute(dialect.sql.renew, params).all()
-    missing = leases.keys() - {row.id for row in renewed}
-    held = _still_held(connection, dialect, {job_id: leases[job_id] for job_id in missing})
+    missing = set(runs) - {HeldRun(row.id, row.lease) for row in renewed}
     return Renewal(
-        lost=sorted(missing - held),
-        cancel_requested=[row.id for row in renewed if row.cancel_requested_at is not None],
+        lost=sorted(missing - _still_held(connection, dialect, missing)),
+        cancel_requested=[
+            HeldRun(row.id, row.lease) for row in renewed if row.cancel_requested_at is not None
+        ],
     )
 
 
-def _still_held(connection: Connection, dialect: Dialect, leases: Mapping[int, int]) -> set[int]:
-    found = _leases_of(connection, dialect, leases.keys())
-    return {job_id for job_id, lease in leases.items() if _is_held(found.get(job_id), lease)}
+def _still_held(
+    connection: Connection, dialect: Dialect, runs: Collection[HeldRun]
+) -> set[HeldRun]:
+    found = _leases_of(connection, dialect, {run.job_id for run in runs})
+    return {run for run in runs if _is_held(found.get(run.job_id), run.lease)}
 
 
 def _leases_of(
@@ -589,37 +633,27 @@ def settle(
 ) -> Settled:
     """Write how runs ended, of every job one run at most.
 
-    Runs that simply returned are one statement, the hot path. Any other end, and that of a run that
-    was asked to stop, is written together with its history.
+    Runs that simply returned are the hot path. Any other end, and that of a run that was asked to
+    stop, is written together with its history.
     """
-    simple = [s for s in settlements if _is_plain(s) and s.sequence_key is None]
-    others = [s for s in settlements if s not in simple]
-    settled = Settled()
-    if simple:
-        settled, asked = _complete(connection, dialect, simple)
-        others += asked
-    if others:
-        with dialect.together(connection):
-            settled.add(_settle_together(connection, dialect, others, history_limit))
-    return settled
-
-
-def _settle_together(
-    connection: Connection,
-    dialect: Dialect,
-    settlements: Sequence[Settlement],
-    history_limit: int,
-) -> Settled:
-    """Ends that take more than one statement: heads that hand their places on, and histories."""
-    plain = [s for s in settlements if _is_plain(s) and s.sequence_key is not None]
-    others = [s for s in settlements if s not in plain]
+    plain, others = _apart(settlements)
     settled = Settled()
     if plain:
         settled, asked = _complete(connection, dialect, plain)
         others += asked
     if others:
-        settled.add(_release(connection, dialect, others, history_limit))
+        with dialect.together(connection):
+            settled.add(_release(connection, dialect, others, history_limit))
     return settled
+
+
+def _apart(settlements: Iterable[Settlement]) -> tuple[list[Settlement], list[Settlement]]:
+    """The ends of runs that simply returned, and all others."""
+    plain: list[Settlement] = []
+    others: list[Settlement] = []
+    for s in settlements:
+        (plain if _is_plain(s) else others).append(s)
+    return plain, others
 
 
 def _is_plain(settlement: Settlement) -> bool:
@@ -631,10 +665,25 @@ def _complete(
     connection: Connection, dialect: Dialect, settlements: Sequence[Settlement]
 ) -> tuple[Settled, list[Settlement]]:
     """Write the ends of runs that returned; those asked to stop are left as they are, and named."""
+    done = dialect.run(connection, _completing(dialect, settlements))
+    return _judge_completed(connection, dialect, settlements, done[0])
+
+
+def _completing(dialect: Dialect, settlements: Sequence[Settlement]) -> list[Step]:
+    """The statements that write these ends; heads hand their places on."""
     rows = [(s.job_id, s.lease, _result(s.outcome)) for s in settlements]
     bound = dialect.syntax.bind("done", statements.COMPLETED, rows)
-    written = connection.execute(dialect.sql.complete, {**bound, "now": dialect.now()}).all()
-    hand_on(connection, dialect, _released(written))
+    complete = Step(dialect.sql.complete, {**bound, "now": dialect.now()})
+    heads = [s.job_id for s in settlements if s.sequence_key is not None]
+    return [complete, *handing_on(dialect, heads)] if heads else [complete]
+
+
+def _judge_completed(
+    connection: Connection,
+    dialect: Dialect,
+    settlements: Sequence[Settlement],
+    written: Rows,
+) -> tuple[Settled, list[Settlement]]:
     missing = _missing(settlements, written)
     found = _leases_of(connection, dialect, [s.job_id for s in missing])
     asked = [
@@ -668,22 +717,18 @@ def _release(
     return settled
 
 
-def _released(written: Sequence[sa.Row[Any]]) -> list[Released]:
+def _released(written: Rows) -> list[int]:
     """The heads among the settled rows that have left their line."""
-    return [
-        Released(row.id, row.sequence_key, row.position)
-        for row in written
-        if row.sequence_key is not None and row.sequence_open is None
-    ]
+    return [row.id for row in written if row.sequence_key is not None and row.sequence_open is None]
 
 
-def _missing(settlements: Sequence[Settlement], written: Sequence[sa.Row[Any]]) -> list[Settlement]:
+def _missing(settlements: Sequence[Settlement], written: Rows) -> list[Settlement]:
     done = {row.id for row in written}
     return [s for s in settlements if s.job_id not in done]
 
 
 def _judged(
-    written: Sequence[sa.Row[Any]],
+    written: Rows,
     missing: Sequence[Settlement],
     found: Mapping[int, sa.Row[Any]],
 ) -> Settled:
@@ -857,10 +902,10 @@ def _lost(run: LostRun, how: str, delay: timedelta) -> Settlement:
     return Settlement(run.id, run.lease, run.attempt, run.worker, outcome, None)
 
 
-def held_by(connection: Connection, dialect: Dialect, worker: str) -> dict[int, int]:
-    """What a worker holds by the database's account (id → lease): asked after a lost reply."""
+def held_by(connection: Connection, dialect: Dialect, worker: str) -> set[HeldRun]:
+    """What a worker holds by the database's account: asked after a lost reply."""
     rows = connection.execute(dialect.sql.running_of, {"worker": worker})
-    return {row.id: row.lease for row in rows}
+    return {HeldRun(row.id, row.lease) for row in rows}
 
 
 # ---- retention -----------------------------------------------------------------------------------

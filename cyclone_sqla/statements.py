@@ -487,7 +487,7 @@ class Statements:
             sa.update(job)
             .where(job.c.id == picked.c.id)
             .values(leased_until=plus(self.now(), bindparam("lease_length", type_=Duration())))
-            .returning(job.c.id, job.c.cancel_requested_at)
+            .returning(job.c.id, job.c.lease, job.c.cancel_requested_at)
         )
 
     # ---- settle ----------------------------------------------------------------------------------

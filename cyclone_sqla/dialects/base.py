@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine
@@ -30,9 +30,19 @@ AUTOCOMMIT = (
     'isolation_level="AUTOCOMMIT").'
 )
 
+Rows: TypeAlias = Sequence[Any]
+"""What a statement returned; the columns of a row are its attributes."""
+
 HintMode: TypeAlias = Literal[True, False, "transaction"]
 """When workers are told of new jobs: after the commit, never, or (PostgreSQL) by the commit itself.
 """
+
+
+class Step(NamedTuple):
+    """A statement of several that commit together, and none of which needs another's rows."""
+
+    statement: Any
+    params: Mapping[str, Any]
 
 
 class Dialect(ABC):
@@ -154,8 +164,25 @@ class Dialect(ABC):
     @abstractmethod
     def claim(
         self, connection: Connection, slots: Mapping[str, int], params: Mapping[str, Any]
-    ) -> list[sa.Row[Any]]:
+    ) -> Rows:
         """Claim up to ``slots[queue]`` available jobs of each queue."""
+
+    def run(self, connection: Connection, steps: Sequence[Step]) -> list[Rows]:
+        """Run steps in their order in one transaction, and in one round trip where the driver can;
+        the rows of each.
+        """
+        with self.together(connection):
+            return [_rows_of(connection.execute(*step)) for step in steps]
+
+    def run_and_claim(
+        self,
+        connection: Connection,
+        steps: Sequence[Step],
+        slots: Mapping[str, int],
+        params: Mapping[str, Any],
+    ) -> tuple[list[Rows], Rows]:
+        """:meth:`run`, then :meth:`claim`."""
+        return self.run(connection, steps), self.claim(connection, slots, params)
 
     def call_workers(  # noqa: B027 - some have nobody to tell
         self, connection: Connection, queues: Collection[str]
@@ -197,3 +224,7 @@ class WorkerConnection(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give the connection back."""
+
+
+def _rows_of(result: sa.CursorResult[Any]) -> Rows:
+    return result.all() if result.returns_rows else ()

@@ -15,7 +15,15 @@ from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.exc import DBAPIError, ProgrammingError
 from sqlalchemy.orm import Session
 
-from cyclone_sqla.dialects.base import AUTOCOMMIT, Dialect, HintMode, WorkerConnection
+from cyclone_sqla.dialects.base import (
+    AUTOCOMMIT,
+    Dialect,
+    HintMode,
+    Rows,
+    Step,
+    WorkerConnection,
+)
+from cyclone_sqla.dialects.pipeline import BEGIN, Pipeline, is_between_transactions
 from cyclone_sqla.errors import ConfigurationError, TransactionError
 from cyclone_sqla.hint_senders import (
     hint_engine,
@@ -186,15 +194,33 @@ class PostgresDialect(Dialect):
             )
 
     def hold(self, engine: Engine, settings: WorkerSettings) -> WorkerConnection:
-        return PostgresConnection(engine)
+        return PostgresConnection(engine, plans_once=settings.prepare)
 
     def claim(
         self, connection: Connection, slots: Mapping[str, int], params: Mapping[str, Any]
-    ) -> list[sa.Row[Any]]:
+    ) -> Rows:
+        return connection.execute(*self._claiming(slots, params)).all()
+
+    def run(self, connection: Connection, steps: Sequence[Step]) -> list[Rows]:
+        if self._pipeline.is_supported:
+            return self._pipeline.run(connection, steps)
+        return super().run(connection, steps)
+
+    def run_and_claim(
+        self,
+        connection: Connection,
+        steps: Sequence[Step],
+        slots: Mapping[str, int],
+        params: Mapping[str, Any],
+    ) -> tuple[list[Rows], Rows]:
+        *done, claimed = self.run(connection, [*steps, self._claiming(slots, params)])
+        return done, claimed
+
+    def _claiming(self, slots: Mapping[str, int], params: Mapping[str, Any]) -> Step:
         wanted = self.syntax.bind("wanted", _WANTED, list(slots.items()))
         given = {**params, **wanted, "kinds_kind": params["kinds"], "now": self.now()}
         del given["kinds"]
-        return list(connection.execute(self._claim, given).all())
+        return Step(self._claim, given)
 
     def call_workers(self, connection: Connection, queues: Collection[str]) -> None:
         notify_in_transaction(connection, notify_channel(self.schema), queues)
@@ -217,6 +243,7 @@ class PostgresDialect(Dialect):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._claim = self._build_claim()
+        self._pipeline = Pipeline()
 
     def _build_claim(self) -> Any:
         """All queues in one statement; for each, the first of every known kind, then the first of
@@ -286,8 +313,12 @@ class PostgresConnection(WorkerConnection):
     Where the server's or the role's own default is stricter, every step is such a transaction.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, plans_once: bool) -> None:
+        """``plans_once``: the server keeps one plan for each prepared statement. Left to itself it
+        plans most of them at each execution, which takes longer than to run them.
+        """
         self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._plans_once = plans_once
         self._connection: Connection | None = None
         self._is_strict = False
         self._lock = threading.Lock()
@@ -319,6 +350,8 @@ class PostgresConnection(WorkerConnection):
             self._connection = self._engine.connect()
             shown = self._connection.exec_driver_sql("SHOW default_transaction_isolation")
             self._is_strict = shown.scalar() not in ("read committed", "read uncommitted")
+            if self._plans_once:
+                self._connection.exec_driver_sql("SET plan_cache_mode = force_generic_plan")
         return self._connection
 
     def _drop(self) -> None:
@@ -332,13 +365,10 @@ class PostgresConnection(WorkerConnection):
 @contextmanager
 def _begun(connection: Connection) -> Generator[None]:
     """One READ COMMITTED transaction on a connection in AUTOCOMMIT, or the one that is open."""
-    from psycopg.pq import TransactionStatus
-
-    driver: Any = connection.connection.driver_connection
-    if driver.info.transaction_status != TransactionStatus.IDLE:
+    if not is_between_transactions(connection):
         yield
         return
-    connection.exec_driver_sql("BEGIN ISOLATION LEVEL READ COMMITTED")
+    connection.exec_driver_sql(BEGIN)
     yield
     connection.exec_driver_sql("COMMIT")
 

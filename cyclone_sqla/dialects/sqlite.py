@@ -27,7 +27,7 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
-from cyclone_sqla.dialects.base import AUTOCOMMIT, Dialect, WorkerConnection
+from cyclone_sqla.dialects.base import AUTOCOMMIT, Dialect, Rows, WorkerConnection
 from cyclone_sqla.errors import (
     ConfigurationError,
     DatabaseBusyError,
@@ -275,7 +275,7 @@ class SqliteDialect(Dialect):
 
     def claim(
         self, connection: Connection, slots: Mapping[str, int], params: Mapping[str, Any]
-    ) -> list[sa.Row[Any]]:
+    ) -> Rows:
         rows: list[sa.Row[Any]] = []
         kinds = self.syntax.bind("kinds", {"kind": Text()}, [(kind,) for kind in params["kinds"]])
         for queue, count in slots.items():

@@ -1,4 +1,4 @@
-"""What this worker holds: every job from its claim until its end is written."""
+"""What this worker holds: every run from its claim until its end is written."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from cyclone_sqla.context import ClaimedJob
+from cyclone_sqla.operations import HeldRun
 
 
 class Holdings:
@@ -19,7 +20,7 @@ class Holdings:
     def __init__(self, slots: Mapping[str, int]) -> None:
         self._slots = dict(slots)
         self._running: Counter[str] = Counter()
-        self._leases: dict[int, int] = {}
+        self._runs: set[HeldRun] = set()
         self._lock = threading.Lock()
 
     def free_slots(self) -> dict[str, int]:
@@ -33,7 +34,7 @@ class Holdings:
         with self._lock:
             for job in jobs:
                 self._running[job.queue] += 1
-                self._leases[job.id] = job.lease
+                self._runs.add(HeldRun(job.id, job.lease))
 
     def finish(self, jobs: Iterable[ClaimedJob]) -> None:
         """Runs have ended: their slots are free, their leases are still held."""
@@ -41,17 +42,12 @@ class Holdings:
             for job in jobs:
                 self._running[job.queue] -= 1
 
-    def drop(self, leases: Iterable[tuple[int, int]]) -> None:
+    def drop(self, runs: Iterable[tuple[int, int]]) -> None:
         """Leases that are held no more: (job id, lease)."""
         with self._lock:
-            for job_id, lease in leases:
-                if self._leases.get(job_id) == lease:
-                    del self._leases[job_id]
+            self._runs.difference_update(HeldRun(*run) for run in runs)
 
-    def leases(self) -> dict[int, int]:
-        """Every lease held (job id → lease)."""
+    def runs(self) -> set[HeldRun]:
+        """Every run whose lease is held."""
         with self._lock:
-            return dict(self._leases)
-
-    def __len__(self) -> int:
-        return len(self._leases)
+            return set(self._runs)

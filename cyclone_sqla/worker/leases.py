@@ -43,18 +43,17 @@ class Leases:
 
     def renew(self) -> None:
         """Renew everything held; tell runs that they lost their lease or were asked to stop."""
-        leases = self._holdings.leases()
-        if not leases:
+        runs = self._holdings.runs()
+        if not runs:
             return
         with self._held.step() as connection:
-            renewal = operations.renew(connection, self._dialect, leases, self._lease)
-        for job_id in renewal.cancel_requested:
-            self._executor.cancel(job_id, leases[job_id], Interruption.CANCELLED)
-        lost = [(job_id, leases[job_id]) for job_id in renewal.lost]
-        self._holdings.drop(lost)
-        for job_id, lease in lost:
-            if self._executor.cancel(job_id, lease, Interruption.LEASE_LOST):
+            renewal = operations.renew(connection, self._dialect, runs, self._lease)
+        for run in renewal.cancel_requested:
+            self._executor.cancel(*run, Interruption.CANCELLED)
+        self._holdings.drop(renewal.lost)
+        for run in renewal.lost:
+            if self._executor.cancel(*run, Interruption.LEASE_LOST):
                 log.warning(
                     "lease lost: job %s runs on and will change nothing",
-                    job_id, extra={"job_id": job_id},
+                    run.job_id, extra={"job_id": run.job_id},
                 )  # fmt: skip

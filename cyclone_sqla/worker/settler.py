@@ -9,10 +9,11 @@ from dataclasses import replace
 from sqlalchemy import Connection
 
 from cyclone_sqla import operations
+from cyclone_sqla.context import ClaimedJob
 from cyclone_sqla.dialects import Dialect, WorkerConnection
 from cyclone_sqla.failures import Failure
 from cyclone_sqla.lifecycle import State
-from cyclone_sqla.operations import Settled, Settlement
+from cyclone_sqla.operations import Claiming, Settled, Settlement
 from cyclone_sqla.outcomes import CancelledOutcome, Completed, Discarded, GivenBack
 from cyclone_sqla.worker.holdings import Holdings
 from cyclone_sqla.worker.loop import brief
@@ -77,6 +78,17 @@ class Settler:
         self._tried = [(s.job_id, s.lease) for s in batch]
         return operations.settle(
             connection, self._dialect, batch, history_limit=self._history_limit
+        )
+
+    def write_and_claim(
+        self, connection: Connection, batch: Sequence[Settlement], wanted: Claiming
+    ) -> tuple[Settled, list[ClaimedJob]]:
+        """:meth:`write`, and a claim in the same round trip where that can be."""
+        if not batch:
+            return Settled(), operations.claim(connection, self._dialect, wanted)
+        self._tried = [(s.job_id, s.lease) for s in batch]
+        return operations.settle_and_claim(
+            connection, self._dialect, batch, wanted, history_limit=self._history_limit
         )
 
     def note(self, batch: Sequence[Settlement], settled: Settled) -> int:

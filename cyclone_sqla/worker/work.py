@@ -13,7 +13,7 @@ from cyclone_sqla import operations
 from cyclone_sqla.context import ClaimedJob
 from cyclone_sqla.dialects import Dialect, WorkerConnection
 from cyclone_sqla.hints import CALL_TO_ADMIT, CALL_TO_RENEW
-from cyclone_sqla.operations import Settled, Settlement
+from cyclone_sqla.operations import Claiming, Settled, Settlement
 from cyclone_sqla.outcomes import GivenBack, Retried, Snoozed
 from cyclone_sqla.worker.executor import Executor
 from cyclone_sqla.worker.holdings import Holdings
@@ -84,8 +84,8 @@ class Work:
         self._start(claimed)
         if claimed or (batch and not busy):
             self._found_something()
-        else:
-            self._wait(has_looked=bool(slots))
+        if len(self._settler) <= busy:
+            self._wait(has_looked=bool(slots) and not claimed)
 
     def stop_claiming(self) -> None:
         """Claim no more; a claim that is under way still ends."""
@@ -110,12 +110,11 @@ class Work:
         settled = Settled()
         claimed: list[ClaimedJob] = []
         with self._held.step() as connection:
-            if batch:
-                settled = self._settler.write(connection, batch)
             if slots:
-                claimed = operations.claim(
-                    connection, self._dialect, slots, self._kinds, self._worker, self._lease
-                )
+                wanted = Claiming(slots, self._kinds, self._worker, self._lease)
+                settled, claimed = self._settler.write_and_claim(connection, batch, wanted)
+            else:
+                settled = self._settler.write(connection, batch)
         self._holdings.take(claimed)
         busy = self._settler.note(batch, settled)
         self._tell_when_due(batch)
@@ -162,13 +161,11 @@ class Work:
         """Give back what the database says this worker holds and the worker knows nothing of."""
         with self._held.reading() as connection:
             held = operations.held_by(connection, self._dialect, self._worker)
-        known = self._holdings.leases()
-        unknown = {i: lease for i, lease in held.items() if known.get(i) != lease}
+        unknown = held - self._holdings.runs()
         if unknown:
             log.warning("giving back %d job(s) whose claim was not answered", len(unknown))
             strays = [
-                Settlement(i, lease, 1, self._worker, GivenBack(), None)
-                for i, lease in unknown.items()
+                Settlement(*run, 1, self._worker, GivenBack(), None) for run in sorted(unknown)
             ]
             with self._held.transaction() as connection:
                 settled = operations.settle(connection, self._dialect, strays, history_limit=1)

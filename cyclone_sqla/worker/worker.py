@@ -364,7 +364,10 @@ class _Parts:
     def _settle_the_rest(self, give_up: float, left: AbstractSet[int]) -> None:
         """Wait until every end is written that can still come, those of a last claim included."""
         while time.monotonic() < give_up and self.loops[0].is_alive:
-            if self.work.has_stopped_claiming.is_set() and self.holdings.leases().keys() <= left:
+            if (
+                self.work.has_stopped_claiming.is_set()
+                and {run.job_id for run in self.holdings.runs()} <= left
+            ):
                 return
             self.wakeup.set()
             time.sleep(0.01)

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from typing import Any, Self
 
 import psycopg
 import pytest
@@ -159,17 +160,39 @@ def test_a_worker_stops_though_its_server_is_gone(
 # ---- a reply is lost -----------------------------------------------------------------------------
 
 
+def watch_cursors(engine: Engine, kind: type[psycopg.Cursor[Any]]) -> None:
+    """Let every connection make such cursors: what goes through a pipeline meets no listener."""
+
+    @event.listens_for(engine, "connect")
+    def install(connection: Any, _record: object) -> None:
+        connection.cursor_factory = kind
+
+
 def lose_reply(engine: Engine, beginning: str, *, times: int = 1) -> list[str]:
     """Let the replies to such statements get lost, with the connection, after their commit."""
     lost: list[str] = []
 
-    @event.listens_for(engine, "after_cursor_execute")
-    def drop(_conn: object, cursor: psycopg.Cursor, sql: str, *_: object) -> None:
-        if sql.lstrip().startswith(beginning) and len(lost) < times:
-            lost.append(sql)
-            cursor.connection.close()
-            raise psycopg.OperationalError("the reply was lost")
+    class Cursor(psycopg.Cursor[Any]):
+        text = ""
 
+        def execute(self, query: Any, *args: Any, **kwargs: Any) -> Self:
+            self.text = str(query)
+            super().execute(query, *args, **kwargs)
+            if query == "COMMIT":
+                self.drop()
+            return self
+
+        def fetchall(self) -> list[Any]:
+            self.drop()
+            return super().fetchall()
+
+        def drop(self) -> None:
+            if self.text.lstrip().startswith(beginning) and len(lost) < times:
+                lost.append(self.text)
+                self.connection.close()
+                raise psycopg.OperationalError("the reply was lost")
+
+    watch_cursors(engine, Cursor)
     return lost
 
 
@@ -245,13 +268,14 @@ def test_a_deadlock_or_serialization_failure_is_run_again_and_is_no_outage(
     engine = site.database.engine(pool_size=6)
     failed: list[str] = []
 
-    @event.listens_for(engine, "before_cursor_execute", retval=True)
-    def fail(_conn: object, _cursor: object, sql: str, parameters: object, *_: object) -> object:
-        if sql.lstrip().startswith(beginning) and len(failed) < 3:
-            failed.append(sql)
-            return f"DO $$ BEGIN RAISE SQLSTATE '{state}'; END $$", {}
-        return sql, parameters
+    class Cursor(psycopg.Cursor[Any]):
+        def execute(self, query: Any, params: Any = None, **kwargs: Any) -> Self:
+            if str(query).lstrip().startswith(beginning) and len(failed) < 3:
+                failed.append(str(query))
+                query, params = f"DO $$ BEGIN RAISE SQLSTATE '{state}'; END $$", None
+            return super().execute(query, params, **kwargs)
 
+    watch_cursors(engine, Cursor)
     site.action(nothing)
     ids = site.enqueue_many(20)
     settings = WorkerSettings(poll=0.05, queues={"default": 4})

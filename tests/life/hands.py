@@ -13,7 +13,7 @@ from cyclone_sqla import Clock, Cyclone, Job, JobSpec, WorkerSettings, admission
 from cyclone_sqla.context import ClaimedJob
 from cyclone_sqla.failures import Failure
 from cyclone_sqla.models import HistoryEntry
-from cyclone_sqla.operations import LostRun, Renewal, Settled, Settlement
+from cyclone_sqla.operations import Claiming, HeldRun, LostRun, Renewal, Settled, Settlement
 from cyclone_sqla.outcomes import Completed, Discarded, Outcome, Retried, Snoozed
 from tests.databases import Database
 
@@ -113,9 +113,9 @@ class Hands:
         lease: timedelta = MINUTE,
     ) -> list[ClaimedJob]:
         """Claim up to `count` jobs of each queue."""
-        slots = dict.fromkeys(queues, count)
+        wanted = Claiming(dict.fromkeys(queues, count), kinds, worker, lease)
         with self.transaction() as connection:
-            return operations.claim(connection, self.dialect, slots, kinds, worker, lease)
+            return operations.claim(connection, self.dialect, wanted)
 
     def claim_one(self, **options: Any) -> ClaimedJob:
         """Claim one job, which must be there."""
@@ -144,9 +144,9 @@ class Hands:
 
     def renew(self, *jobs: ClaimedJob, lease: timedelta = MINUTE) -> Renewal:
         """Renew the leases of these runs."""
-        leases = {job.id: job.lease for job in jobs}
+        runs = [run_of(job) for job in jobs]
         with self.transaction() as connection:
-            return operations.renew(connection, self.dialect, leases, lease)
+            return operations.renew(connection, self.dialect, runs, lease)
 
     def stage(self, limit: int = 100) -> list[str]:
         """Make due jobs available."""
@@ -197,3 +197,8 @@ class Hands:
         entries = sa.select(HistoryEntry).where(HistoryEntry.job_id == job_id)
         with Session(self.engine, expire_on_commit=False) as session:
             return list(session.scalars(entries.order_by(HistoryEntry.id)))
+
+
+def run_of(job: ClaimedJob) -> HeldRun:
+    """The run that this claim began."""
+    return HeldRun(job.id, job.lease)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from datetime import timedelta
 
-from tests.life.hands import DONE, Hands
+from tests.life.hands import DONE, Hands, run_of
 
 
 def test_a_renewed_lease_counts_from_now(hands: Hands) -> None:
@@ -40,7 +40,7 @@ def test_a_lease_is_lost_when_another_worker_has_the_job_or_it_has_ended(hands: 
 
     renewal = hands.renew(kept, retaken, rescued, ended)
 
-    assert renewal.lost == [retaken.id, rescued.id, ended.id]
+    assert renewal.lost == [run_of(retaken), run_of(rescued), run_of(ended)]
     assert [row for row in hands.rows() if row.id != kept.id] == before
 
 
@@ -48,7 +48,7 @@ def test_a_job_that_is_gone_is_lost(hands: Hands) -> None:
     hands.enqueue()
     job = replace(hands.claim_one(), id=4_711)
 
-    assert hands.renew(job).lost == [4_711]
+    assert hands.renew(job).lost == [run_of(job)]
 
 
 def test_a_renewal_says_which_runs_were_asked_to_stop(hands: Hands) -> None:
@@ -56,9 +56,20 @@ def test_a_renewal_says_which_runs_were_asked_to_stop(hands: Hands) -> None:
     first, second = hands.claim()
     hands.ask_to_cancel(second.id)
 
-    assert hands.renew(first, second).cancel_requested == [second.id]
+    assert hands.renew(first, second).cancel_requested == [run_of(second)]
     assert hands.job(second.id).state == "running"
 
 
 def test_renewing_nothing_is_fine(hands: Hands) -> None:
     assert hands.renew().lost == []
+
+
+def test_a_lost_run_is_told_apart_from_the_new_run_of_its_job(hands: Hands) -> None:
+    hands.enqueue()
+    lost = hands.claim_one()
+    hands.clock.advance(minutes=2)
+    hands.rescue()
+    taken_again = hands.claim_one()
+
+    assert hands.renew(lost, taken_again).lost == [run_of(lost)]
+    assert hands.renew(taken_again).lost == []

@@ -16,7 +16,7 @@ from cyclone_sqla import Cyclone, Job, WorkerSettings, admission, operations
 from cyclone_sqla.context import ClaimedJob
 from cyclone_sqla.dialects import Dialect
 from cyclone_sqla.lifecycle import TERMINAL
-from cyclone_sqla.operations import Settled, Settlement
+from cyclone_sqla.operations import Claiming, Settled, Settlement
 from cyclone_sqla.outcomes import Completed, Outcome
 from tests.databases import Database
 from tests.life.hands import ManualClock
@@ -239,9 +239,8 @@ class Worker:
 
     def claim(self, count: int = 10) -> list[ClaimedJob]:
         """Claim jobs."""
-        slots = {"default": count}
-        connection, dialect = self.connection, self._race.dialect
-        return operations.claim(connection, dialect, slots, ["work"], self.name, LEASE)
+        wanted = Claiming({"default": count}, ["work"], self.name, LEASE)
+        return operations.claim(self.connection, self._race.dialect, wanted)
 
     def settle(self, *jobs: ClaimedJob, outcome: Outcome | None = None) -> Settled:
         """Settle runs as completed, or with another outcome."""

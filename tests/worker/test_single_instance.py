@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cyclone_sqla import ConfigurationError, Context, Cyclone, State, Worker, operations
+from cyclone_sqla.operations import Claiming
 from cyclone_sqla.worker.instance_lock import InstanceLock
 from tests.databases import Database
 from tests.processes import App, eventually
@@ -172,10 +173,9 @@ def _abandon(cyclone: Cyclone, database: Database, count: int) -> list[int]:
     with engine.begin() as connection:
         ids = [cyclone.enqueue(connection, "work", {}).id for _ in range(count)]
     dialect = cyclone.dialect("sqlite")
+    wanted = Claiming({"default": count}, ["work"], "gone", timedelta(hours=1))
     with engine.begin() as connection:
-        claimed = operations.claim(
-            connection, dialect, {"default": count}, ["work"], "gone", timedelta(hours=1)
-        )
+        claimed = operations.claim(connection, dialect, wanted)
     assert [job.id for job in claimed] == ids
     return ids
 

@@ -337,6 +337,31 @@ def test_a_late_finisher_changes_nothing_and_says_that_its_lease_was_lost(
     assert site.job(job_id).result == '"other"'
 
 
+def test_a_run_learns_that_its_own_worker_has_the_job_again(site: Site) -> None:
+    told, second = threading.Event(), threading.Event()
+
+    def work(ctx: Context) -> None:
+        if ctx.attempt > 1:
+            second.set()
+            assert told.wait(60.0)
+        elif ctx.wait_cancelled(60.0):
+            told.set()
+
+    site.action(work)
+    job_id = site.enqueue()
+    with site.worker(lease=3.0, rescue_interval=0.1):
+        site.wait_for(job_id, "running")
+
+        def has_it_again() -> bool:
+            if not second.is_set():
+                lapse(site, job_id)
+            return second.wait(0.2)
+
+        wait_until(has_it_again, "the worker rescues its own job, and claims it")
+        assert told.wait(60.0)
+        site.wait_for(job_id, "completed")
+
+
 def test_a_run_learns_that_its_lease_is_lost(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     told, gate = threading.Event(), Gate()
 

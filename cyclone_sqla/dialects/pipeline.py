@@ -1,0 +1,116 @@
+"""Several statements in one round trip to PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection
+from sqlalchemy import Dialect as SqlalchemyDialect
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.sql.compiler import SQLCompiler
+
+from cyclone_sqla.dialects.base import Rows, Step
+
+BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
+
+
+class Pipeline:
+    """Sends steps to the server all at once, as one READ COMMITTED transaction.
+
+    Each has a snapshot of its own, as if the answer to the one before had been waited for. The
+    statements go to the driver itself, so an engine's listeners for executions don't see them.
+    """
+
+    def __init__(self) -> None:
+        self._compiled: dict[tuple[SqlalchemyDialect, Any], _Compiled] = {}
+
+    @property
+    def is_supported(self) -> bool:
+        """Whether the client library is recent enough (libpq 14)."""
+        from psycopg import Pipeline as DriverPipeline
+
+        return DriverPipeline.is_supported()
+
+    def run(self, connection: Connection, steps: Sequence[Step]) -> list[Rows]:
+        """The rows of each step; on a connection whose transaction is open, in that one."""
+        from psycopg.rows import namedtuple_row
+
+        driver: Any = connection.connection.driver_connection
+        calls = [
+            self._call(connection, driver.cursor(row_factory=namedtuple_row), s) for s in steps
+        ]
+        if is_between_transactions(connection):
+            calls = [partial(driver.execute, BEGIN), *calls, partial(driver.execute, "COMMIT")]
+        base = connection.dialect.loaded_dbapi.Error
+        try:
+            cursors = _send(driver, calls, base)
+            rows = [cursor.fetchall() if cursor.description else () for cursor in cursors]
+        except base as exc:
+            # Without a statement: any of them may have failed.
+            raise DBAPIError.instance(None, None, exc, base, dialect=connection.dialect) from exc
+        return rows[1:-1] if len(calls) > len(steps) else rows
+
+    def _call(self, connection: Connection, cursor: Any, step: Step) -> Callable[[], Any]:
+        compiled = self._compile(connection, step.statement)
+        return partial(cursor.execute, compiled.sql, compiled.bind(step.params))
+
+    def _compile(self, connection: Connection, statement: Any) -> _Compiled:
+        key = (connection.dialect, statement)
+        if key not in self._compiled:
+            self._compiled[key] = _compiled(statement, connection.dialect)
+        return self._compiled[key]
+
+
+class _Compiled(NamedTuple):
+    """A statement's text, and what its parameters are turned into before they are sent."""
+
+    sql: str
+    compiler: SQLCompiler
+    processors: Mapping[str, Callable[[Any], Any]]
+
+    def bind(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        values = self.compiler.construct_params(dict(params))
+        for name, process in self.processors.items():
+            values[name] = process(values[name])
+        return values
+
+
+def _compiled(statement: Any, dialect: SqlalchemyDialect) -> _Compiled:
+    compiler = statement.compile(dialect=dialect)
+    processors = {
+        name: process
+        for parameter, name in compiler.bind_names.items()
+        if (process := parameter.type.dialect_impl(dialect).bind_processor(dialect)) is not None
+    }
+    return _Compiled(str(compiler), compiler, processors)
+
+
+def is_between_transactions(connection: Connection) -> bool:
+    """Whether the connection is in AUTOCOMMIT, and the next statement a transaction by itself."""
+    from psycopg.pq import TransactionStatus
+
+    driver: Any = connection.connection.driver_connection
+    return bool(driver.autocommit and driver.info.transaction_status == TransactionStatus.IDLE)
+
+
+def _send(driver: Any, calls: Sequence[Callable[[], Any]], base: type[BaseException]) -> list[Any]:
+    """Make the calls in one round trip; the cursors that they return.
+
+    The first error tells what was wrong. Those that follow only say that the pipeline is aborted,
+    and one that leaves the block makes the driver log them.
+    """
+    cursors: list[Any] = []
+    first: BaseException | None = None
+    try:
+        with driver.pipeline():
+            try:
+                cursors = [call() for call in calls]
+            except base as exc:
+                first = exc
+    except base as exc:
+        first = first or exc
+    if first is not None:
+        raise first
+    return cursors
