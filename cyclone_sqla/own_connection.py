@@ -78,7 +78,7 @@ class OwnConnection:
             connection = pooled.dbapi_connection
             assert connection is not None
             self._dialect.set_isolation_level(connection, "AUTOCOMMIT")
-            _keep_alive(pooled.driver_connection)
+            keep_alive(pooled.driver_connection)
             pooled.detach()
         except BaseException:
             pooled.invalidate()
@@ -178,7 +178,7 @@ def _driver_parameters(compiled: SQLCompiler, parameters: dict[str, Any]) -> Any
     return tuple(values[name] for name in compiled.positiontup or ())
 
 
-def _keep_alive(driver_connection: Any) -> None:
+def keep_alive(driver_connection: Any) -> None:
     """Let the system notice that the peer has gone, where the driver shows its socket."""
     fileno = getattr(driver_connection, "fileno", None)
     if fileno is None:

@@ -38,6 +38,7 @@ from cyclone_sqla.models import (
     JsonText,
     Timestamp,
 )
+from cyclone_sqla.own_connection import keep_alive
 from cyclone_sqla.settings import DEFAULT_SETTINGS, WorkerSettings
 from cyclone_sqla.statements import Columns, predicate
 from cyclone_sqla.urls import worker_url
@@ -348,6 +349,7 @@ class PostgresConnection(WorkerConnection):
     def _connected(self) -> Connection:
         if self._connection is None:
             self._connection = self._engine.connect()
+            keep_alive(self._connection.connection.driver_connection)
             shown = self._connection.exec_driver_sql("SHOW default_transaction_isolation")
             self._is_strict = shown.scalar() not in ("read committed", "read uncommitted")
             if self._plans_once:

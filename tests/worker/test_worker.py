@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import os
+import socket
 import threading
 from collections import Counter
 from datetime import UTC, datetime, timedelta
@@ -626,3 +628,18 @@ def test_a_worker_prunes_what_ended_long_ago(site: Site) -> None:
     job_id = site.enqueue()
     with site.worker(keep_completed=0.0, prune_interval=0.1):
         wait_until(lambda: not site.states(), f"job {job_id} is pruned")
+
+
+def test_the_system_watches_over_every_connection_of_a_worker(
+    postgresql_database: Database,
+) -> None:
+    site = Site(postgresql_database)
+    site.action(nothing)
+    with site.worker() as worker:
+        assert worker._parts is not None
+        for held in worker._parts.connections:
+            with held.reading() as connection:
+                driver = connection.connection.driver_connection
+                assert driver is not None
+                with socket.socket(fileno=os.dup(driver.fileno())) as twin:
+                    assert twin.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
