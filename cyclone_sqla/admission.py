@@ -66,6 +66,14 @@ def handing_on(dialect: Dialect, released: Sequence[int]) -> list[Step]:
     ]
 
 
+def owing(dialect: Dialect, released: Sequence[int]) -> list[Step]:
+    """What follows the release of heads where the transaction sees no later commits: their places
+    are handed on by a worker.
+    """
+    jobs = dialect.syntax.bind("released", statements.ID, [(job_id,) for job_id in released])
+    return [Step(dialect.lines.owe, jobs)]
+
+
 def payable_debts(connection: Connection, dialect: Dialect, after: int, limit: int) -> list[int]:
     """Released heads that still hold their line's place and could hand it on now."""
     return list(connection.scalars(dialect.lines.debts, {"after": after, "limit": limit}))

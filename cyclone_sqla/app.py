@@ -337,6 +337,13 @@ class Cyclone(Control):
         """The application's database as a synchronous Engine or a URL."""
         return _resolve(self.database)
 
+    def resolve_source(self) -> Any:
+        """What the application gave as its database: of a callable, what it returns."""
+        source = self.database
+        while callable(source) and not hasattr(source, "kw"):
+            source = source()
+        return source
+
     def use_schema(self, schema: str | None) -> None:
         """Find the queue's tables in this schema from now on: for a program that is told which."""
         self.schema = schema

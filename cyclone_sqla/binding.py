@@ -70,7 +70,7 @@ def _run_async(
 
 
 def _work_in_session(session: Session, work: Work[T], mapper: type[Any]) -> T:
-    return _work_on(_connection_of(session, mapper), session, work)
+    return _work_on(connection_of(session, mapper), session, work)
 
 
 def _work_on(connection: Connection, session: Session | None, work: Work[T]) -> T:
@@ -92,7 +92,7 @@ def _unfit(target: object) -> ConfigurationError:
     )
 
 
-def _connection_of(session: Session, mapper: type[Any]) -> Connection:
+def connection_of(session: Session, mapper: type[Any]) -> Connection:
     """The session's connection for our tables, also when its engines are given per class.
 
     A Session that routes by statement is shown a write: what reads a job reads it where it was

@@ -7,8 +7,14 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Protocol
 
+from cyclone_sqla.errors import ConfigurationError
 from cyclone_sqla.outcomes import Cancelled
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
+    from sqlalchemy.orm import Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,18 +52,72 @@ class ClaimedJob:
         return max(0, self.max_attempts - (self.attempt - self.snoozes))
 
 
+class Transaction(Protocol):
+    """What a run does in its database, as the run's context shows it."""
+
+    @property
+    def session(self) -> Session:
+        """See :attr:`Context.session`."""
+        ...
+
+    @property
+    def async_session(self) -> AsyncSession:
+        """See :attr:`Context.async_session`."""
+        ...
+
+    def check_lease(self) -> None:
+        """See :meth:`Context.check_lease`."""
+        ...
+
+
 class Context:
     """The first argument of an action that asks for it: this run, seen from inside."""
 
-    __slots__ = ("_cancel_reason", "_cancelled", "job", "log")
+    __slots__ = ("_cancel_reason", "_cancelled", "_transaction", "job", "log")
 
     def __init__(
-        self, job: ClaimedJob, log: logging.Logger | logging.LoggerAdapter[logging.Logger]
+        self,
+        job: ClaimedJob,
+        log: logging.Logger | logging.LoggerAdapter[logging.Logger],
+        transaction: Transaction | None = None,
     ):
         self.job = job
         self.log = log
+        self._transaction = transaction
         self._cancelled = threading.Event()
         self._cancel_reason = ""
+
+    @property
+    def session(self) -> Session:
+        """A Session of a sync action, opened at its first use.
+
+        What is written through it, the jobs enqueued in it and the job's own completion commit in
+        one transaction after the action has returned: all of it happens exactly once. If the action
+        raises, or its lease was lost meanwhile, all of it is rolled back. The worker commits; the
+        action may flush, and use ``begin_nested()``.
+
+        It comes from the sessionmaker, or for the engine, that ``Cyclone(database=…)`` got. Raises
+        ConfigurationError in an async action, which has :attr:`async_session`.
+        """
+        return self._its_transaction().session
+
+    @property
+    def async_session(self) -> AsyncSession:
+        """An AsyncSession of an async action: the same as :attr:`session` is for a sync one."""
+        return self._its_transaction().async_session
+
+    def check_lease(self) -> None:
+        """Raise LeaseLostError if another run has the job by now: a look, in :attr:`session`.
+
+        The commit looks again by itself. In an async action call it by
+        ``await ctx.async_session.run_sync(lambda _: ctx.check_lease())``.
+        """
+        self._its_transaction().check_lease()
+
+    def _its_transaction(self) -> Transaction:
+        if self._transaction is None:
+            raise ConfigurationError("this run has no database: it is not a worker's")
+        return self._transaction
 
     @property
     def attempt(self) -> int:

@@ -183,6 +183,21 @@ class LineStatements:
             .returning(job.c.id)
         )
 
+    @cached_property
+    def owe(self) -> Any:
+        """Listed jobs that have left their line keep their place as a debt, whatever follows."""
+        given, job = self.syntax.rows("released", ID), self.job
+        return (
+            sa.update(job)
+            .where(
+                self.syntax.one_of(job.c.id, select(given.c.id)),
+                job.c.sequence_key.is_not(None),
+                ~_is_set(job.c.sequence_open),
+            )
+            .values(admitted=sa.true())
+            .returning(job.c.id)
+        )
+
     def _has_left_headless(self, job: Any) -> ColumnElement[bool]:
         """Out of its line, and nobody is the head of that line."""
         head = self.job.alias("successor")

@@ -11,13 +11,14 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping, 
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from cyclone_sqla import statements
-from cyclone_sqla.admission import hand_on, handing_on
+from cyclone_sqla.admission import handing_on, owing
 from cyclone_sqla.context import ClaimedJob
 from cyclone_sqla.dialects import Dialect, Rows, Step
 from cyclone_sqla.errors import (
@@ -26,6 +27,7 @@ from cyclone_sqla.errors import (
     DuplicateError,
     DuplicatePositionError,
     InvalidJobError,
+    LeaseLostError,
     SequenceGapError,
 )
 from cyclone_sqla.failures import Failure
@@ -34,6 +36,7 @@ from cyclone_sqla.lifecycle import State, WaitsFor
 from cyclone_sqla.line_statements import KEYS
 from cyclone_sqla.models import EPOCH
 from cyclone_sqla.outcomes import (
+    Cancelled,
     CancelledOutcome,
     Completed,
     Discarded,
@@ -630,21 +633,66 @@ def settle(
     settlements: Sequence[Settlement],
     *,
     history_limit: int,
+    after_release: AfterRelease = handing_on,
 ) -> Settled:
     """Write how runs ended, of every job one run at most.
 
     Runs that simply returned are the hot path. Any other end, and that of a run that was asked to
-    stop, is written together with its history.
+    stop, is written together with its history. ``after_release`` says what becomes of the places of
+    heads.
     """
     plain, others = _apart(settlements)
     settled = Settled()
     if plain:
-        settled, asked = _complete(connection, dialect, plain)
+        settled, asked = _complete(connection, dialect, plain, after_release)
         others += asked
     if others:
         with dialect.together(connection):
-            settled.add(_release(connection, dialect, others, history_limit))
+            settled.add(_release(connection, dialect, others, history_limit, after_release))
     return settled
+
+
+AfterRelease: TypeAlias = Callable[[Dialect, Sequence[int]], list[Step]]
+"""The statements that follow the release of heads, given by their ids."""
+
+
+def settle_within(
+    connection: Connection, dialect: Dialect, settlement: Settlement, *, history_limit: int
+) -> bool:
+    """Write a run's end in its action's own transaction: the last words before the commit.
+
+    Waits for whoever has the job's row locked. Whether the place in the sequence is left as a debt,
+    which a worker has to pay.
+
+    Raises LeaseLostError if the run does not hold its lease any more, Cancelled if it was asked to
+    stop: nothing of the transaction may then be committed.
+    """
+    owes = settlement.sequence_key is not None and not dialect.sees_commits(connection)
+    write = partial(
+        settle,
+        connection,
+        dialect,
+        [settlement],
+        history_limit=history_limit,
+        after_release=owing if owes else handing_on,
+    )
+    settled = write()
+    if settled.busy:
+        connection.execute(dialect.sql.wait_for, {"id": settlement.job_id})
+        settled = write()
+    state = settled.states.get(settlement.job_id)
+    if state is None:
+        raise LeaseLostError(
+            f"the lease of job {settlement.job_id} was lost: its transaction is rolled back"
+        )
+    if state == State.CANCELLED:
+        raise Cancelled("cancellation was asked for")
+    return owes
+
+
+def still_holds(connection: Connection, dialect: Dialect, run: HeldRun) -> bool:
+    """Whether a run holds its lease, by a plain read."""
+    return bool(_still_held(connection, dialect, [run]))
 
 
 def _apart(settlements: Iterable[Settlement]) -> tuple[list[Settlement], list[Settlement]]:
@@ -662,20 +710,25 @@ def _is_plain(settlement: Settlement) -> bool:
 
 
 def _complete(
-    connection: Connection, dialect: Dialect, settlements: Sequence[Settlement]
+    connection: Connection,
+    dialect: Dialect,
+    settlements: Sequence[Settlement],
+    after_release: AfterRelease,
 ) -> tuple[Settled, list[Settlement]]:
     """Write the ends of runs that returned; those asked to stop are left as they are, and named."""
-    done = dialect.run(connection, _completing(dialect, settlements))
+    done = dialect.run(connection, _completing(dialect, settlements, after_release))
     return _judge_completed(connection, dialect, settlements, done[0])
 
 
-def _completing(dialect: Dialect, settlements: Sequence[Settlement]) -> list[Step]:
-    """The statements that write these ends; heads hand their places on."""
+def _completing(
+    dialect: Dialect, settlements: Sequence[Settlement], after_release: AfterRelease = handing_on
+) -> list[Step]:
+    """The statements that write these ends."""
     rows = [(s.job_id, s.lease, _result(s.outcome)) for s in settlements]
     bound = dialect.syntax.bind("done", statements.COMPLETED, rows)
     complete = Step(dialect.sql.complete, {**bound, "now": dialect.now()})
     heads = [s.job_id for s in settlements if s.sequence_key is not None]
-    return [complete, *handing_on(dialect, heads)] if heads else [complete]
+    return [complete, *after_release(dialect, heads)] if heads else [complete]
 
 
 def _judge_completed(
@@ -700,6 +753,7 @@ def _release(
     dialect: Dialect,
     settlements: Sequence[Settlement],
     history_limit: int,
+    after_release: AfterRelease = handing_on,
     *,
     only_expired: bool = False,
 ) -> Settled:
@@ -709,7 +763,8 @@ def _release(
     rows = [(s.job_id, s.lease, *_release_values(s.outcome)) for s in settlements]
     bound = dialect.syntax.bind("ended", statements.RELEASED, rows)
     written = connection.execute(statement, {**bound, "now": dialect.now()}).all()
-    hand_on(connection, dialect, _released(written))
+    if released := _released(written):
+        dialect.run(connection, after_release(dialect, released))
     missing = _missing(settlements, written)
     found = _leases_of(connection, dialect, [s.job_id for s in missing])
     settled = _judged(written, missing, found)

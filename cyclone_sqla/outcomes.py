@@ -26,22 +26,31 @@ class Retry(Exception):
 class Snooze(Exception):
     """Raised by an action: not now, run the job again after ``in_`` (a timedelta, or seconds).
 
-    Does not count towards ``max_attempts``.
+    Does not count towards ``max_attempts``. What the action wrote through its session is rolled
+    back, unless ``keep_writes`` is set: then it commits together with this end.
     """
 
-    def __init__(self, message: str = "", *, in_: timedelta | float) -> None:
+    def __init__(
+        self, message: str = "", *, in_: timedelta | float, keep_writes: bool = False
+    ) -> None:
         super().__init__(message or "snoozed by the action")
         delay = as_delay(in_)
         assert delay is not None
         self.in_ = delay
+        self.keep_writes = keep_writes
 
 
 class Discard(Exception):
-    """Raised by an action: this job can never succeed; discard it with this reason."""
+    """Raised by an action: this job can never succeed; discard it with this reason.
 
-    def __init__(self, reason: str) -> None:
+    What the action wrote through its session is rolled back, unless ``keep_writes`` is set: then it
+    commits together with this end.
+    """
+
+    def __init__(self, reason: str, *, keep_writes: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.keep_writes = keep_writes
 
 
 class Cancelled(Exception):

@@ -493,6 +493,12 @@ class Statements:
     # ---- settle ----------------------------------------------------------------------------------
 
     @cached_property
+    def wait_for(self) -> Any:
+        """Lock a job's row, behind whoever has it: the one statement that waits."""
+        wanted = bindparam("id", type_=BigInteger())
+        return select(self.job.c.id).where(self.job.c.id == wanted).with_for_update(key_share=True)
+
+    @cached_property
     def complete(self) -> Any:
         """The hot path: runs whose action returned, and that nobody asked to stop."""
         picked = self._held("done", COMPLETED, only_unasked=True)

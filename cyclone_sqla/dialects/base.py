@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine
@@ -15,6 +15,7 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, StatementError
 from sqlalchemy.orm import Session
 
 from cyclone_sqla.clock import Clock
+from cyclone_sqla.errors import ConfigurationError
 from cyclone_sqla.hint_senders import notify_channel
 from cyclone_sqla.hints import HintSender, queue_after_commit
 from cyclone_sqla.intervention_statements import InterventionStatements
@@ -23,6 +24,9 @@ from cyclone_sqla.line_statements import LineStatements
 from cyclone_sqla.models import Tables, tables_in
 from cyclone_sqla.settings import DEFAULT_SETTINGS, WorkerSettings
 from cyclone_sqla.statements import Statements, Syntax
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
 
 AUTOCOMMIT = (
     "This connection is in AUTOCOMMIT: the job would be committed, and could run, before your own "
@@ -55,7 +59,9 @@ class Dialect(ABC):
     embedded = False
     """Whether it is a file of this host, which a worker sets up by itself."""
     one_writer = False
-    """Whether a write transaction keeps every other one out."""
+    """Whether a write transaction keeps every other one out; sessions of actions then have an
+    engine of the worker's own, which begins as that needs.
+    """
 
     def __init__(self, schema: str | None, clock: Clock) -> None:
         self.schema = schema
@@ -144,6 +150,16 @@ class Dialect(ABC):
         """An engine of the worker's own for the application's database."""
 
     @abstractmethod
+    def session_engine(self, database: Engine | sa.URL, size: int) -> Engine:
+        """An engine of the worker's own for the sessions of sync actions, ``size`` at a time."""
+
+    @abstractmethod
+    def async_session_engine(self, database: Engine | sa.URL, size: int) -> AsyncEngine:
+        """The same for async actions; ConfigurationError where SQLAlchemy's asyncio part or the
+        driver is not installed.
+        """
+
+    @abstractmethod
     def refuse_unfit_for_work(self, connection: Connection) -> None:
         """Raise ConfigurationError if a worker can't keep its promises on this database."""
 
@@ -194,8 +210,16 @@ class Dialect(ABC):
         """A worker's statements that commit together, inside a step or a transaction."""
 
     @abstractmethod
+    def sees_commits(self, connection: Connection) -> bool:
+        """Whether a statement of the open transaction sees what others have committed by then."""
+
+    @abstractmethod
     def is_passing(self, error: BaseException) -> bool:
         """Whether a worker's own transaction that met this error is simply run again."""
+
+    @abstractmethod
+    def is_conflict(self, error: BaseException) -> bool:
+        """Whether a transaction was the victim of another one, and may well pass when run again."""
 
     def is_of_the_data(self, error: BaseException) -> bool:
         """Whether the values or a row were refused, so that the rest of a batch may well pass."""
@@ -224,6 +248,42 @@ class WorkerConnection(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give the connection back."""
+
+
+def connecting_like(engine: Engine) -> Callable[[], Any]:
+    """Connect as this engine does, its ``connect_args`` and listeners included.
+
+    A twin of its pool connects, and the connection is taken out of the twin at once.
+    """
+    twin = engine.pool.recreate()
+
+    def connect() -> Any:
+        fairy = twin.connect()
+        connection = fairy.dbapi_connection
+        fairy.detach()
+        return connection
+
+    return connect
+
+
+def async_engine_like(database: Engine | sa.URL, drivername: str, **options: Any) -> AsyncEngine:
+    """An asynchronous engine with a pool of its own: the loop of actions is not the application's.
+
+    Of an asynchronous engine its pool's twin connects; else ``drivername`` is connected to its URL.
+    """
+    try:
+        from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+        if isinstance(database, Engine) and database.dialect.is_async:
+            twin = Engine(database.pool.recreate(), database.dialect, database.url)
+            return AsyncEngine(twin)
+        url = database.url if isinstance(database, Engine) else database
+        return create_async_engine(url.set(drivername=drivername), **options)
+    except ImportError as exc:
+        raise ConfigurationError(
+            "ctx.async_session needs SQLAlchemy's asyncio part and an asynchronous driver: "
+            "install cyclone-sqla[async]"
+        ) from exc
 
 
 def _rows_of(result: sa.CursorResult[Any]) -> Rows:

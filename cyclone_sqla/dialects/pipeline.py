@@ -26,12 +26,12 @@ class Pipeline:
     def __init__(self) -> None:
         self._compiled: dict[tuple[SqlalchemyDialect, Any], _Compiled] = {}
 
-    @property
-    def is_supported(self) -> bool:
-        """Whether the client library is recent enough (libpq 14)."""
-        from psycopg import Pipeline as DriverPipeline
+    def fits(self, connection: Connection) -> bool:
+        """Whether the connection is psycopg's synchronous kind, and its libpq 14 or later."""
+        import psycopg
 
-        return DriverPipeline.is_supported()
+        driver = connection.connection.driver_connection
+        return isinstance(driver, psycopg.Connection) and psycopg.Pipeline.is_supported()
 
     def run(self, connection: Connection, steps: Sequence[Step]) -> list[Rows]:
         """The rows of each step; on a connection whose transaction is open, in that one."""
@@ -88,11 +88,16 @@ def _compiled(statement: Any, dialect: SqlalchemyDialect) -> _Compiled:
 
 
 def is_between_transactions(connection: Connection) -> bool:
-    """Whether the connection is in AUTOCOMMIT, and the next statement a transaction by itself."""
-    from psycopg.pq import TransactionStatus
+    """Whether the connection is in AUTOCOMMIT, and the next statement a transaction by itself.
 
-    driver: Any = connection.connection.driver_connection
-    return bool(driver.autocommit and driver.info.transaction_status == TransactionStatus.IDLE)
+    That is so of a worker's own alone.
+    """
+    import psycopg
+
+    driver = connection.connection.driver_connection
+    if not isinstance(driver, psycopg.Connection) or not driver.autocommit:
+        return False
+    return driver.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
 
 
 def _send(driver: Any, calls: Sequence[Callable[[], Any]], base: type[BaseException]) -> list[Any]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy import BigInteger, Connection, Engine, Text, bindparam, event, func, select
@@ -22,6 +22,8 @@ from cyclone_sqla.dialects.base import (
     Rows,
     Step,
     WorkerConnection,
+    async_engine_like,
+    connecting_like,
 )
 from cyclone_sqla.dialects.pipeline import BEGIN, Pipeline, is_between_transactions
 from cyclone_sqla.errors import ConfigurationError, TransactionError
@@ -42,6 +44,9 @@ from cyclone_sqla.own_connection import keep_alive
 from cyclone_sqla.settings import DEFAULT_SETTINGS, WorkerSettings
 from cyclone_sqla.statements import Columns, predicate
 from cyclone_sqla.urls import worker_url
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
 
 OLDEST_VERSION = 14
 
@@ -173,15 +178,19 @@ class PostgresDialect(Dialect):
     def worker_engine(
         self, database: Engine | sa.URL, settings: WorkerSettings = DEFAULT_SETTINGS
     ) -> Engine:
-        pool: dict[str, Any] = {"pool_size": 5, "max_overflow": 2}
-        if isinstance(database, sa.URL) or not _is_like_ours(database):
-            url = database if isinstance(database, sa.URL) else database.url
-            engine = sa.create_engine(worker_url(url), **pool)
-        else:
-            engine = sa.create_engine(database.url, creator=_like(database), **pool)
+        engine = _engine_like(database, pool_size=5, max_overflow=2)
         if not settings.prepare:
             event.listen(engine, "connect", _never_prepare)
         return engine
+
+    def session_engine(self, database: Engine | sa.URL, size: int) -> Engine:
+        return _engine_like(database, pool_size=size, max_overflow=0, pool_timeout=_PATIENCE)
+
+    def async_session_engine(self, database: Engine | sa.URL, size: int) -> AsyncEngine:
+        url = worker_url(database if isinstance(database, sa.URL) else database.url)
+        source = database if isinstance(database, Engine) and database.dialect.is_async else url
+        options = {"pool_size": size, "max_overflow": 0, "pool_timeout": _PATIENCE}
+        return async_engine_like(source, url.drivername, **options)
 
     def refuse_unfit_for_work(self, connection: Connection) -> None:
         version = connection.dialect.server_version_info
@@ -203,7 +212,7 @@ class PostgresDialect(Dialect):
         return connection.execute(*self._claiming(slots, params)).all()
 
     def run(self, connection: Connection, steps: Sequence[Step]) -> list[Rows]:
-        if self._pipeline.is_supported:
+        if self._pipeline.fits(connection):
             return self._pipeline.run(connection, steps)
         return super().run(connection, steps)
 
@@ -229,9 +238,15 @@ class PostgresDialect(Dialect):
     def together(self, connection: Connection) -> AbstractContextManager[None]:
         return _begun(connection)
 
+    def sees_commits(self, connection: Connection) -> bool:
+        return connection.scalar(_ISOLATION) in ("read committed", "read uncommitted")
+
     def is_passing(self, error: BaseException) -> bool:
         state = sqlstate_of(error)
         return state in _PASSING or (state == "23505" and "cyclone_job_admitted" in str(error))
+
+    def is_conflict(self, error: BaseException) -> bool:
+        return sqlstate_of(error) in ("40001", "40P01")
 
     def is_of_the_data(self, error: BaseException) -> bool:
         state = sqlstate_of(error)
@@ -300,6 +315,11 @@ _WANTED: Columns = {"queue": Text(), "slots": sa.Integer()}
 _LOCK_SEQUENCE = select(
     func.pg_advisory_xact_lock(func.hashtextextended(bindparam("name", type_=Text()), 0))
 )
+
+_PATIENCE = 3600.0
+"""Seconds that an action waits for a connection of a pool of ours: its timeout ends it earlier."""
+
+_ISOLATION = select(func.current_setting("transaction_isolation"))
 
 _DRAW_IDS = select(
     func.nextval(func.pg_get_serial_sequence(bindparam("table", type_=Text()), "id"))
@@ -422,6 +442,13 @@ def _isolation_of(connection: Connection) -> str:
     return str(getattr(level, "name", level)).replace("_", " ").upper()
 
 
+def _engine_like(database: Engine | sa.URL, **pool: Any) -> Engine:
+    if isinstance(database, sa.URL) or not _is_like_ours(database):
+        url = database if isinstance(database, sa.URL) else database.url
+        return sa.create_engine(worker_url(url), **pool)
+    return sa.create_engine(database.url, creator=connecting_like(database), **pool)
+
+
 def _is_like_ours(engine: Engine) -> bool:
     """Whether its connections could be the worker's: psycopg's, and not its asynchronous kind."""
     return engine.dialect.driver == "psycopg" and not engine.dialect.is_async
@@ -429,19 +456,3 @@ def _is_like_ours(engine: Engine) -> bool:
 
 def _never_prepare(connection: Any, _record: Any) -> None:
     connection.prepare_threshold = None
-
-
-def _like(engine: Engine) -> Callable[[], Any]:
-    """Connect as the application's engine does, its ``connect_args`` and listeners included.
-
-    A twin of its pool connects, and the connection is taken out of the twin at once.
-    """
-    twin = engine.pool.recreate()
-
-    def connect() -> Any:
-        fairy = twin.connect()
-        connection = fairy.dbapi_connection
-        fairy.detach()
-        return connection
-
-    return connect

@@ -25,9 +25,16 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, Text, bindparam, event, func, select
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.pool import SingletonThreadPool, StaticPool
+from sqlalchemy.pool import QueuePool, SingletonThreadPool, StaticPool
 
-from cyclone_sqla.dialects.base import AUTOCOMMIT, Dialect, Rows, WorkerConnection
+from cyclone_sqla.dialects.base import (
+    AUTOCOMMIT,
+    Dialect,
+    Rows,
+    WorkerConnection,
+    async_engine_like,
+    connecting_like,
+)
 from cyclone_sqla.errors import (
     ConfigurationError,
     DatabaseBusyError,
@@ -233,16 +240,22 @@ class SqliteDialect(Dialect):
     def worker_engine(
         self, database: Engine | sa.URL, settings: WorkerSettings = DEFAULT_SETTINGS
     ) -> Engine:
-        url = database if isinstance(database, sa.URL) else database.url
-        fault = _fault_of(url, None if isinstance(database, sa.URL) else database.pool)
-        if fault is not None:
-            raise ConfigurationError(
-                f"A worker needs a SQLite file of its own connections; {url.render_as_string()} "
-                f"{fault}. Use sqlite:///path/to/file.db."
-            )
-        engine = sa.create_engine(worker_url(url), pool_size=5, max_overflow=0)
+        engine = _engine_like(database, pool_size=5)
         event.listen(engine, "connect", partial(_prepare, settings))
         event.listen(engine, "begin", _begin_as_asked)
+        return engine
+
+    def session_engine(self, database: Engine | sa.URL, size: int) -> Engine:
+        engine = _engine_like(database, pool_size=size, pool_timeout=_PATIENCE)
+        _let_write(engine)
+        return engine
+
+    def async_session_engine(self, database: Engine | sa.URL, size: int) -> AsyncEngine:
+        url = _checked_url(database)
+        options = {"pool_size": size, "max_overflow": 0, "pool_timeout": _PATIENCE}
+        source = database if isinstance(database, Engine) and database.dialect.is_async else url
+        engine = async_engine_like(source, "sqlite+aiosqlite", **options)
+        _let_write(engine.sync_engine)
         return engine
 
     def refuse_unfit_for_work(self, connection: Connection) -> None:
@@ -289,8 +302,15 @@ class SqliteDialect(Dialect):
     def together(self, connection: Connection) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def sees_commits(self, connection: Connection) -> bool:
+        return True  # a writer keeps all others out
+
     def is_passing(self, error: BaseException) -> bool:
         return errorname_of(error).startswith("SQLITE_BUSY")
+
+    def is_conflict(self, error: BaseException) -> bool:
+        is_ours = isinstance(error, DatabaseBusyError | SnapshotError)
+        return is_ours or self.is_passing(error)
 
     def _build_probe(self) -> Any:
         job = self.tables.job
@@ -418,6 +438,45 @@ class SqliteConnection(WorkerConnection):
                 return
 
 
+def _engine_like(database: Engine | sa.URL, **pool: Any) -> Engine:
+    """An engine of the worker's own, whose connections are made as the application's are."""
+    url = worker_url(_checked_url(database))
+    pool |= {"max_overflow": 0, "poolclass": QueuePool}
+    if isinstance(database, Engine) and not database.dialect.is_async:
+        return sa.create_engine(url, creator=connecting_like(database), **pool)
+    return sa.create_engine(url, **pool)
+
+
+def _checked_url(database: Engine | sa.URL) -> sa.URL:
+    url = database if isinstance(database, sa.URL) else database.url
+    fault = _fault_of(url, None if isinstance(database, sa.URL) else database.pool)
+    if fault is not None:
+        raise ConfigurationError(
+            f"A worker needs a SQLite file of its own connections; {url.render_as_string()} "
+            f"{fault}. Use sqlite:///path/to/file.db."
+        )
+    return url
+
+
+def _let_write(engine: Engine) -> None:
+    """For units of work that read, then write: reads before the first write hold neither the lock
+    nor a snapshot, which another commit would make unfit for writing.
+    """
+
+    def prepare(connection: Any, _record: Any) -> None:
+        connection.isolation_level = "IMMEDIATE"
+        connection.execute("PRAGMA busy_timeout=5000")
+
+    def begin(connection: Connection, _name: str) -> None:
+        driver: Any = connection.connection.driver_connection
+        if not driver.in_transaction:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    event.listen(engine, "connect", prepare)
+    event.listen(engine, "savepoint", begin)
+    _safe_savepoints.add(engine.dialect)
+
+
 def errorname_of(error: BaseException) -> str:
     """SQLite's name of an error (``SQLITE_BUSY_SNAPSHOT``); empty for anything else."""
     origin = error.orig if isinstance(error, DBAPIError) else error
@@ -471,5 +530,8 @@ _SNAPSHOT = (
     "any more. Nothing was enqueued. Roll back and run the whole unit of work again, or start it "
     "with BEGIN IMMEDIATE."
 )
+
+_PATIENCE = 3600.0
+"""Seconds that an action waits for a connection of a pool of ours: its timeout ends it earlier."""
 
 _LAST_ID = sa.text("SELECT seq FROM sqlite_sequence WHERE name = 'cyclone_job'")

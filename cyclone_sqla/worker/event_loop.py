@@ -18,7 +18,9 @@ _CLEAN_UP = 1.0
 class EventLoopThread:
     """One event loop in one thread, started when first needed; nothing that runs in it ends it."""
 
-    def __init__(self) -> None:
+    def __init__(self, at_end: Callable[[], Coroutine[Any, Any, object]] | None = None) -> None:
+        """``at_end`` is run in the loop when all actions in it have ended."""
+        self._at_end = at_end
         self._starting = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -79,6 +81,8 @@ class EventLoopThread:
         if left:
             self._complete(loop, asyncio.wait(left, timeout=_CLEAN_UP))
         self._complete(loop, asyncio.wait_for(loop.shutdown_asyncgens(), _CLEAN_UP))
+        if self._at_end is not None:
+            self._complete(loop, asyncio.wait_for(self._at_end(), _CLEAN_UP))
 
     def _complete(
         self, loop: asyncio.AbstractEventLoop, clean_up: Coroutine[Any, Any, object]

@@ -1,4 +1,4 @@
-"""Runs actions: from claimed jobs to outcomes. It knows no database."""
+"""Runs actions: from claimed jobs to outcomes. It knows no SQL."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from queue import SimpleQueue
@@ -18,9 +18,18 @@ from cyclone_sqla.failures import Failure
 from cyclone_sqla.outcomes import GivenBack, Outcome, Snoozed
 from cyclone_sqla.worker.event_loop import EventLoopThread
 from cyclone_sqla.worker.run_log import log_outcome, say
-from cyclone_sqla.worker.runs import Finished, Interruption, Run, Runnable, is_awaitable, log_fields
+from cyclone_sqla.worker.runs import (
+    Finished,
+    Interruption,
+    Run,
+    Runnable,
+    Unit,
+    Written,
+    is_awaitable,
+    log_fields,
+)
 from cyclone_sqla.worker.threads import ActionThreads
-from cyclone_sqla.worker.verdicts import outcome_of
+from cyclone_sqla.worker.verdicts import keeps_writes, outcome_of
 from cyclone_sqla.worker.watchdog import Watchdog
 
 UNKNOWN_KIND_DELAY = timedelta(minutes=1)
@@ -36,6 +45,8 @@ class Executor:
     ``actions`` finds the action of a kind. The caller counts slots: it hands in no more jobs than
     may run, and a slot is free again when its run is finished. Outcomes go to ``on_finished``,
     which is called from any thread and must be quick; without it they are put into ``finished``.
+    ``units`` makes the transaction of a run, for a job and whether its action is async; ``at_end``
+    is run in the event loop before that is closed.
     """
 
     def __init__(
@@ -44,9 +55,12 @@ class Executor:
         *,
         max_threads: int,
         on_finished: Callable[[Finished], None] | None = None,
+        units: Callable[[ClaimedJob, bool], Unit | None] = lambda _job, _is_async: None,
+        at_end: Callable[[], Coroutine[Any, Any, object]] | None = None,
     ) -> None:
         self.finished: SimpleQueue[Finished] = SimpleQueue()
         self._actions = actions
+        self._units = units
         self._on_finished = on_finished or self.finished.put
         # Dictionaries, because single operations on them are atomic: no lock per run. A run is in
         # _runs until it is finished, and in _waiting until it begins or is given back, whichever
@@ -57,7 +71,7 @@ class Executor:
         self._stopping = False
         self._patience_ends = float("inf")
         self._threads = ActionThreads(self._run_sync, max_threads)
-        self._loop = EventLoopThread()
+        self._loop = EventLoopThread(at_end)
         self._watchdog = Watchdog(self._interrupt)
 
     def start_runs(self, jobs: Sequence[ClaimedJob]) -> list[ClaimedJob]:
@@ -111,7 +125,8 @@ class Executor:
 
     def _hand_in(self, job: ClaimedJob) -> Run | None:
         try:
-            run = Run(job, self._actions(job.kind))
+            action = self._actions(job.kind)
+            run = Run(job, action, self._units(job, action.is_async))
         except Exception as exc:  # noqa: BLE001 - a kind that can't be looked up must not be lost
             failure = Failure.of(exc)
             self._report(Finished(job, Snoozed(UNKNOWN_KIND_DELAY, failure), 0.0))
@@ -132,18 +147,23 @@ class Executor:
 
     def _run_sync(self, run: Run) -> None:
         """In a thread of its own."""
+        if self._begin(run):
+            while self._try_sync(run):
+                pass
+
+    def _try_sync(self, run: Run) -> bool:
+        """Whether the action has to start over."""
+        error: BaseException | None = None
         try:
-            if not self._begin(run):
-                return
             context = contextvars.Context()
             value = context.run(run.call)
             if is_awaitable(value):  # a plain function around an async one
                 self._loop.call(self._start_task, run, context, value)
-                return
+                return False
             outcome: Outcome = run.completed(value)
         except BaseException as exc:  # noqa: BLE001 - SystemExit ends the attempt, not the thread
-            outcome = outcome_of(run, exc)
-        self._finish(run, outcome)
+            error, outcome = exc, outcome_of(run, exc)
+        return not self._end(run, outcome, error)
 
     def _start_tasks(self, runs: list[Run]) -> None:
         for run in runs:
@@ -159,19 +179,29 @@ class Executor:
 
         ``value`` is what a sync action returned, if that has to be awaited.
         """
+        if value is not None or self._begin(run):
+            while await self._try_async(run, value):
+                value = None
+
+    async def _try_async(self, run: Run, value: Any) -> bool:
+        """Whether the action has to start over."""
+        error: BaseException | None = None
         run.task = asyncio.current_task()
         try:
             if value is None:
-                if not self._begin(run):
-                    return
                 value = run.call()
             self._deliver_cancel(run)  # asked for before there was a task
             if is_awaitable(value):
                 value = await value
             outcome: Outcome = run.completed(value)
         except BaseException as exc:  # noqa: BLE001 - as in the threads
-            outcome = outcome_of(run, exc)
-        self._finish(run, outcome)
+            error, outcome = exc, outcome_of(run, exc)
+        run.task = None  # a commit that is cancelled midway would leave its end unknown
+        if run.unit is None or not run.unit.is_open:
+            return not self._end(run, outcome, error)
+        from sqlalchemy.util import greenlet_spawn
+
+        return not await greenlet_spawn(self._end, run, outcome, error)
 
     def _begin(self, run: Run) -> bool:
         """Whether the run is ours to begin: a stop may have given it back."""
@@ -186,11 +216,36 @@ class Executor:
         if self._waiting.pop(run.key, None) is not None:
             self._finish(run, GivenBack())
 
-    def _finish(self, run: Run, outcome: Outcome) -> None:
+    def _end(self, run: Run, outcome: Outcome, error: BaseException | None) -> bool:
+        """Commit or roll back what the action did, and report; False if it has to start over."""
+        unit, written, is_doubtful = run.unit, None, False
+        if unit is not None and unit.is_open:
+            try:
+                if error is None or keeps_writes(error):
+                    written = unit.commit(outcome)
+            except BaseException as exc:  # noqa: BLE001 - whatever a database or a flush raises
+                is_doubtful = unit.is_ending
+                error, outcome = exc, outcome_of(run, exc)
+            if written is None and error is not None:
+                if run.interruption is None and unit.starts_over(error):
+                    return False
+                unit.roll_back()
+        self._finish(run, outcome, written, is_doubtful=is_doubtful)
+        return True
+
+    def _finish(
+        self,
+        run: Run,
+        outcome: Outcome,
+        written: Written | None = None,
+        *,
+        is_doubtful: bool = False,
+    ) -> None:
         run.task = None
         if run.limit is not None:
             self._watchdog.forget(run)
-        self._report(Finished(run.job, outcome, monotonic() - run.started))
+        seconds = monotonic() - run.started
+        self._report(Finished(run.job, outcome, seconds, written, is_doubtful))
         # Only now, so that at every moment the job is among the running or the finished ones.
         self._runs.pop(run.key, None)
         if self._stopping:

@@ -12,7 +12,7 @@ from types import AsyncGeneratorType, GeneratorType
 from typing import Any, NamedTuple, Protocol
 
 from cyclone_sqla.backoff import BackoffPolicy
-from cyclone_sqla.context import ClaimedJob, Context
+from cyclone_sqla.context import ClaimedJob, Context, Transaction
 from cyclone_sqla.errors import PayloadError
 from cyclone_sqla.failures import Failure
 from cyclone_sqla.outcomes import Cancelled, Completed, Discard, Outcome
@@ -79,12 +79,52 @@ class Interruption(StrEnum):
     STOPPING = "the worker is stopping"
 
 
+class Written(NamedTuple):
+    """A run's end that its own transaction has written; with a debt, a worker has to pay it."""
+
+    leaves_debt: bool
+
+
 class Finished(NamedTuple):
-    """A run that has ended, how, and how many seconds it took."""
+    """A run that has ended, how, and how many seconds it took.
+
+    ``written`` tells that its own transaction has written the end; it ``is_doubtful`` if the answer
+    to its commit was lost.
+    """
 
     job: ClaimedJob
     outcome: Outcome
     seconds: float
+    written: Written | None = None
+    is_doubtful: bool = False
+
+
+class Unit(Transaction, Protocol):
+    """What the executor asks of the transaction of a run."""
+
+    is_async: bool
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the action asked for its session."""
+        ...
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether a commit was begun."""
+        ...
+
+    def commit(self, outcome: Outcome) -> Written | None:
+        """Commit what the action did, together with the end of its run."""
+        ...
+
+    def starts_over(self, exc: BaseException) -> bool:
+        """Roll back; whether the action is to be run again in the same attempt."""
+        ...
+
+    def roll_back(self) -> None:
+        """Undo what the action did."""
+        ...
 
 
 class Limit(NamedTuple):
@@ -108,14 +148,18 @@ class Run:
         "limit",
         "started",
         "task",
+        "unit",
     )
 
-    def __init__(self, job: ClaimedJob, action: Runnable) -> None:
+    def __init__(self, job: ClaimedJob, action: Runnable, unit: Unit | None = None) -> None:
         self.job = job
         # With the lease: a job may be claimed anew by the worker whose old run still lives.
         self.key = (job.id, job.lease)
         self.action = action
-        self.ctx = Context(job, JobLog(log, log_fields(job))) if action.takes_context else None
+        self.unit = unit
+        self.ctx = (
+            Context(job, JobLog(log, log_fields(job)), unit) if action.takes_context else None
+        )
         self.interruptions: tuple[Interruption, ...] = ()
         self.cancel_is_due = False
         self.limit: Limit | None = None

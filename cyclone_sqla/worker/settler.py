@@ -43,10 +43,16 @@ class Settler:
         self._doubtful: set[_Key] = set()
 
     def add(self, finished: Sequence[Finished]) -> None:
-        """Runs have ended; their slots are free."""
+        """Runs have ended; their slots are free. Those that wrote it down themselves are done."""
         self._holdings.finish(run.job for run in finished)
         for run in finished:
-            self._waiting[run.job.id, run.job.lease] = run
+            key = (run.job.id, run.job.lease)
+            if run.written is not None:
+                self._holdings.drop([key])
+                continue
+            self._waiting[key] = run
+            if run.is_doubtful:
+                self._doubtful.add(key)
 
     def __len__(self) -> int:
         return len(self._waiting)

@@ -33,6 +33,12 @@ def outcome_of(run: Run, exc: BaseException) -> Outcome:
         return _failed_attempt(run.job, exc, DEFAULT_BACKOFF.delay(counted(run.job)), note)
 
 
+def keeps_writes(exc: BaseException) -> bool:
+    """Whether the action asked that what it wrote through its session stays."""
+    raised = _sole(exc)
+    return isinstance(raised, Snooze | Discard) and raised.keep_writes
+
+
 def counted(job: ClaimedJob) -> int:
     """Which of ``max_attempts`` this run is: snoozed runs are not counted."""
     return max(1, job.attempt - job.snoozes)

@@ -73,6 +73,8 @@ class Work:
         is_claiming = self._is_claiming
         finished = self._drain()
         self._settler.add(finished)
+        if any(run.written is not None and run.written.leaves_debt for run in finished):
+            self._due_in(0.0)
         batch = self._settler.next_batch()
         if self._is_uncertain:
             self._reconcile()

@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -37,7 +38,9 @@ from cyclone_sqla.worker.loop import Loop
 from cyclone_sqla.worker.maintenance import Presence, Pruner, Rescuer, Stager
 from cyclone_sqla.worker.rhythm import Contact, Rhythm
 from cyclone_sqla.worker.runs import Finished, log_fields
+from cyclone_sqla.worker.sessions import Sessions, warn_of_a_small_pool
 from cyclone_sqla.worker.settler import Settler
+from cyclone_sqla.worker.unit_of_work import Books, UnitOfWork
 from cyclone_sqla.worker.wakeup import PostgresListener, Source, SqliteWatcher, Wakeup
 from cyclone_sqla.worker.work import Work
 
@@ -48,6 +51,10 @@ LAST_SETTLE = 5.0
 
 LAST_ROUND = 1.0
 """Seconds that the loops get at least for the round that they are in."""
+
+
+MOST_SESSIONS = 20
+"""Connections of the worker's own at most for the sessions of actions; more actions wait."""
 
 
 class Worker:
@@ -185,6 +192,10 @@ class Worker:
             )
         return database
 
+    def resolve_source(self) -> Any:
+        """The same as it was given: the application's own sessionmaker, if it gave one."""
+        return self._given_engine or self._database or self.cyclone.resolve_source()
+
     def slots(self) -> dict[str, int]:
         """How many runs of each queue may go on at the same time."""
         if self.settings.queues is not None:
@@ -218,10 +229,18 @@ class _Parts:
         self.source = self._wake_source()
         self.place: InstanceLock | None = None
         self.holdings = Holdings(self.slots)
+        runs = sum(self.slots.values())
+        source = worker.resolve_source()
+        self.sessions = Sessions(self.dialect, source, database, size=min(runs, MOST_SESSIONS))
+        books = Books(
+            self.dialect, self.sessions, cyclone.job_class, worker.id, settings.history_limit
+        )
         self.executor = Executor(
             cyclone.registry.get,
-            max_threads=sum(self.slots.values()),
+            max_threads=runs,
             on_finished=self._on_finished,
+            units=partial(UnitOfWork, books),
+            at_end=self.sessions.dispose_async,
         )
         self.settler = Settler(self.dialect, self.holdings, worker.id, settings.history_limit)
         self.connections = [self.dialect.hold(self.engine, settings) for _ in range(4)]
@@ -324,6 +343,8 @@ class _Parts:
 
     def start(self) -> None:
         log.info("worker %s started: %s", self.worker.id, self.summary())
+        if any(a.takes_context and not a.is_async for a in self.worker.cyclone.registry):
+            warn_of_a_small_pool(self.sessions, sum(self.slots.values()))
         if self.source is not None:
             self.source.start()
         for loop in self.loops:
@@ -404,6 +425,7 @@ class _Parts:
     def _close(self) -> None:
         for connection in self.connections:
             connection.close()
+        self.sessions.dispose()
         if self.owns_engine:
             self.engine.dispose()
 

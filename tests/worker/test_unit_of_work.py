@@ -1,0 +1,566 @@
+"""The session of a run: what it writes commits together with the run's own end, or not at all."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
+
+from cyclone_sqla import ConfigurationError, Context, Discard, LeaseLostError, Snooze
+from cyclone_sqla.backoff import Constant
+from tests.databases import Database
+from tests.shop import Base, Order
+from tests.waiting import wait_until
+from tests.worker.site import Gate, Site, messages
+
+LATER = Constant(3_600)
+ASYNC_DRIVERS = {"postgresql": ["asyncpg", "psycopg"], "sqlite": ["aiosqlite"]}
+
+
+@pytest.fixture
+def site(database: Database) -> Site:
+    return with_orders(Site(database))
+
+
+@pytest.fixture
+def postgresql_site(postgresql_database: Database) -> Site:
+    return with_orders(Site(postgresql_database))
+
+
+def with_orders(site: Site) -> Site:
+    Base.metadata.create_all(site.database.engine())
+    return site
+
+
+def notes(site: Site) -> list[str]:
+    """The orders that are committed."""
+    with Session(site.database.engine()) as session:
+        return sorted(session.scalars(sa.select(Order.note)))
+
+
+# ---- one transaction -----------------------------------------------------------------------------
+
+
+def test_writes_enqueued_jobs_and_the_completion_commit_together(site: Site) -> None:
+    gate = Gate()
+
+    def work(ctx: Context) -> str:
+        ctx.session.add(Order(note="first"))
+        ctx.session.flush()
+        site.cyclone.enqueue(ctx.session, "follow", {})
+        gate()
+        return "done"
+
+    site.action(work)
+    site.action(gate.passing(), kind="follow")
+    job_id = site.enqueue()
+    with site.worker():
+        gate.await_arrival()
+        assert notes(site) == []
+        assert site.states() == {"running": 1}
+        gate.open()
+        site.wait_for(job_id, "completed")
+        assert notes(site) == ["first"]
+        site.wait_until_all_are("completed")
+    assert site.job(job_id).result == '"done"'
+    assert site.states() == {"completed": 2}
+
+
+def test_it_is_one_transaction_of_the_database(postgresql_site: Site) -> None:
+    site = postgresql_site
+
+    def work(ctx: Context) -> None:
+        ctx.session.add(Order(note="first"))
+
+    site.action(work)
+    ids = [site.enqueue(sequence=key) for key in (None, "a")]
+    with site.worker():
+        site.wait_until_all_are("completed")
+    with site.engine.connect() as connection:
+        of_orders = connection.scalars(sa.text("SELECT xmin::text FROM shop_order"))
+        of_jobs = connection.scalars(sa.text("SELECT xmin::text FROM cyclone_job"))
+        assert sorted(of_orders) == sorted(of_jobs)
+    assert len(ids) == 2
+
+
+@pytest.mark.parametrize("ending", ["raises", "snoozes", "discards", "exits"])
+def test_of_an_action_that_does_not_return_nothing_stays(site: Site, ending: str) -> None:
+    endings = {
+        "raises": ValueError("it broke"),
+        "snoozes": Snooze(in_=3_600),
+        "discards": Discard("no use"),
+        "exits": SystemExit(1),
+    }
+
+    def work(ctx: Context) -> None:
+        ctx.session.add(Order(note="first"))
+        ctx.session.flush()
+        raise endings[ending]
+
+    site.action(work, backoff=LATER)
+    job_id = site.enqueue()
+    with site.worker():
+        site.wait_for(job_id, "discarded" if ending == "discards" else "pending")
+    assert notes(site) == []
+    assert len(site.history(job_id)) == 1
+
+
+@pytest.mark.parametrize("ending", ["snoozes", "discards"])
+def test_an_action_may_keep_its_writes_though_its_job_goes_on_or_fails(
+    site: Site, ending: str
+) -> None:
+    def work(ctx: Context) -> None:
+        ctx.session.add(Order(note=ending))
+        if ending == "snoozes":
+            raise Snooze(in_=3_600, keep_writes=True)
+        raise Discard("no use", keep_writes=True)
+
+    site.action(work)
+    job_id = site.enqueue(sequence="a")
+    with site.worker():
+        wait_until(lambda: len(site.history(job_id)) == 1, "the run has ended")
+    assert notes(site) == [ending]
+    assert site.job(job_id).state == ("pending" if ending == "snoozes" else "discarded")
+
+
+def test_a_constraint_that_fails_at_the_commit_fails_the_attempt(site: Site) -> None:
+    def work(ctx: Context) -> None:
+        ctx.session.add(Order(note="first", total=-1))  # flushed by the commit alone
+
+    site.action(work, backoff=LATER)
+    job_id = site.enqueue()
+    with site.worker():
+        site.wait_for(job_id, "pending")
+    assert notes(site) == []
+    assert "IntegrityError" in (site.job(job_id).last_error or "")
+
+
+def test_a_run_that_lost_its_lease_changes_nothing(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate, seen = Gate(), list[bool]()
+
+    def work(ctx: Context) -> None:
+        if ctx.attempt > 1:
+            return
+        ctx.session.scalars(sa.select(Order)).all()
+        ctx.check_lease()
+        gate()
+        try:
+            ctx.check_lease()
+        except LeaseLostError:
+            seen.append(True)
+        ctx.session.add(Order(note="late"))
+
+    site.action(work)
+    job_id = site.enqueue()
+    with site.worker(lease=600.0, rescue_interval=600.0, poll=60.0, listen=False):
+        gate.await_arrival()
+        site.execute("UPDATE cyclone_job SET lease = lease + 1000, worker = 'somebody'")
+        gate.open()
+        wait_until(lambda: any("lease lost" in text for text in messages(caplog.records)), "told")
+    assert notes(site) == []
+    assert seen == [True]
+    assert site.job(job_id).state == "running"
+
+
+def test_a_run_that_was_asked_to_stop_commits_nothing(site: Site) -> None:
+    gate = Gate()
+
+    def work(ctx: Context) -> None:
+        ctx.session.add(Order(note="late"))
+        gate()
+
+    site.action(work)
+    job_id = site.enqueue()
+    with site.worker(lease=600.0, listen=False):
+        gate.await_arrival()
+        with Session(site.engine) as session, session.begin():
+            site.cyclone.cancel(session, job_id)
+        gate.open()
+        site.wait_for(job_id, "cancelled")
+    assert notes(site) == []
+
+
+def test_heads_hand_their_line_on_in_the_same_transaction(site: Site) -> None:
+    order: list[int] = []
+
+    def work(ctx: Context, n: int) -> None:
+        ctx.session.add(Order(note=str(n)))
+        order.append(n)
+
+    site.action(work)
+    for n in range(30):
+        site.enqueue("work", {"n": n}, sequence="a")
+    with site.worker():
+        site.wait_until_all_are("completed")
+    assert order == list(range(30))
+    assert len(notes(site)) == 30
+
+
+def test_outside_read_committed_a_worker_hands_the_line_on(postgresql_database: Database) -> None:
+    engine = postgresql_database.engine(isolation_level="REPEATABLE READ")
+    site = with_orders(Site(postgresql_database, engine=engine))
+    order: list[int] = []
+
+    def work(ctx: Context, n: int) -> None:
+        ctx.session.scalars(sa.select(Order)).all()
+        if n == 0:  # what comes behind it is not in its snapshot
+            gate()
+        ctx.session.add(Order(note=str(n)))
+        order.append(n)
+
+    gate = Gate()
+    site.action(work)
+    site.enqueue("work", {"n": 0}, sequence="a")
+    with site.worker():
+        gate.await_arrival()
+        for n in range(1, 6):
+            site.enqueue("work", {"n": n}, sequence="a")
+        waiting = sa.text("SELECT count(*) FROM cyclone_job WHERE waits_for = 'turn'")
+        with postgresql_database.engine().connect() as connection:
+            wait_until(lambda: connection.scalar(waiting) == 5, "they wait for their turn")
+        gate.open()
+        site.wait_until_all_are("completed")
+    assert order == list(range(6))
+
+
+# ---- what the action may do ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["commit", "rollback", "close", "begin", "with"])
+def test_the_action_may_not_end_the_transaction_itself(site: Site, how: str) -> None:
+    def work(ctx: Context) -> None:
+        if how == "begin":
+            with ctx.session.begin():
+                ctx.session.add(Order(note="first"))
+        elif how == "with":
+            with ctx.session as session:
+                session.add(Order(note="first"))
+                session.flush()
+        else:
+            ctx.session.add(Order(note="first"))
+            ctx.session.flush()
+            getattr(ctx.session, how)()
+
+    site.action(work, backoff=LATER)
+    job_id = site.enqueue()
+    with site.worker():
+        site.wait_for(job_id, "pending")
+    assert notes(site) == []
+    assert "the action ended the transaction of its session by itself" in (
+        site.job(job_id).last_error or ""
+    )
+
+
+def test_a_part_may_fail_in_a_savepoint(site: Site) -> None:
+    def work(ctx: Context) -> None:
+        for total in (1, -1, 2):
+            try:
+                with ctx.session.begin_nested():
+                    ctx.session.add(Order(note=str(total), total=total))
+            except sa.exc.IntegrityError:
+                continue
+
+    site.action(work)
+    job_id = site.enqueue()
+    with site.worker():
+        site.wait_for(job_id, "completed")
+    assert notes(site) == ["1", "2"]
+
+
+def test_an_action_that_asks_for_the_wrong_kind_of_session_is_told(site: Site) -> None:
+    async def work(ctx: Context) -> None:
+        ctx.session.add(Order(note="first"))
+
+    site.action(work, discard_on=[ConfigurationError])
+    job_id = site.enqueue()
+    with site.worker():
+        assert "ctx.async_session" in (site.wait_for(job_id, "discarded").last_error or "")
+
+
+# ---- conflicts with other transactions -----------------------------------------------------------
+
+
+@pytest.fixture
+def strict_site(postgresql_database: Database) -> Site:
+    """An application whose transactions are REPEATABLE READ."""
+    engine = postgresql_database.engine(isolation_level="REPEATABLE READ")
+    site = with_orders(Site(postgresql_database, engine=engine))
+    with Session(site.engine) as session, session.begin():
+        session.add(Order(note="contended", total=0))
+    return site
+
+
+def meddle(site: Site) -> None:
+    """Change the contended row, from another connection."""
+    site.execute("UPDATE shop_order SET total = total + 100")
+
+
+def add_one(ctx: Context) -> None:
+    ctx.session.scalars(sa.select(Order)).one().total += 1
+    ctx.session.flush()
+
+
+def test_a_serialization_failure_starts_the_action_over_in_the_same_attempt(
+    strict_site: Site,
+) -> None:
+    runs: list[int] = []
+
+    def work(ctx: Context) -> None:
+        runs.append(ctx.attempt)
+        ctx.session.scalars(sa.select(Order)).one()
+        if len(runs) < 4:
+            meddle(strict_site)
+        add_one(ctx)
+
+    strict_site.action(work)
+    job_id = strict_site.enqueue()
+    with strict_site.worker():
+        strict_site.wait_for(job_id, "completed")
+    assert runs == [1, 1, 1, 1]
+    with Session(strict_site.engine) as session:
+        assert session.scalars(sa.select(Order.total)).one() == 301
+
+
+def test_after_five_starts_it_is_a_failed_attempt(strict_site: Site) -> None:
+    runs: list[int] = []
+
+    def work(ctx: Context) -> None:
+        runs.append(ctx.attempt)
+        ctx.session.scalars(sa.select(Order)).one()
+        meddle(strict_site)
+        add_one(ctx)
+
+    strict_site.action(work, backoff=LATER)
+    job_id = strict_site.enqueue()
+    with strict_site.worker():
+        strict_site.wait_for(job_id, "pending")
+    assert runs == [1] * 5
+    assert len(strict_site.history(job_id)) == 1
+
+
+def test_a_conflict_of_another_connection_is_a_failed_attempt(strict_site: Site) -> None:
+    runs: list[int] = []
+
+    def work(ctx: Context) -> None:
+        runs.append(ctx.attempt)
+        ctx.session.add(Order(note="own"))
+        ctx.session.flush()
+        with Session(strict_site.engine) as other, other.begin():
+            row = other.scalars(sa.select(Order).where(Order.note == "contended")).one()
+            meddle(strict_site)
+            row.total += 1
+
+    strict_site.action(work, backoff=LATER)
+    job_id = strict_site.enqueue()
+    with strict_site.worker():
+        strict_site.wait_for(job_id, "pending")
+    assert runs == [1]
+    assert notes(strict_site) == ["contended"]
+
+
+def test_on_sqlite_a_unit_of_work_may_read_and_then_write(sqlite_database: Database) -> None:
+    site = with_orders(Site(sqlite_database))
+
+    def work(ctx: Context) -> None:
+        ctx.session.scalars(sa.select(Order)).all()
+        with Session(site.engine) as other, other.begin():
+            other.add(Order(note="theirs"))
+        ctx.session.add(Order(note="ours"))
+
+    site.action(work)
+    job_id = site.enqueue()
+    with site.worker():
+        site.wait_for(job_id, "completed")
+    assert site.job(job_id).attempt == 1
+    assert notes(site) == ["ours", "theirs"]
+
+
+# ---- the connection is lost ----------------------------------------------------------------------
+
+
+def test_a_commit_whose_answer_is_lost_happens_once(
+    postgresql_site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    site, lost, runs = postgresql_site, list[bool](), list[int]()
+
+    @event.listens_for(site.engine, "connect")
+    def lose(connection: Any, _record: object) -> None:
+        commit = connection.commit
+
+        def commit_and_vanish() -> None:
+            commit()
+            if runs and not lost:
+                lost.append(True)
+                connection.close()
+                raise psycopg.OperationalError("the answer was lost")
+
+        connection.commit = commit_and_vanish
+
+    site.engine.dispose()
+
+    def work(ctx: Context) -> None:
+        ctx.session.add(Order(note="first"))
+        ctx.session.flush()
+        runs.append(ctx.attempt)
+
+    site.action(work)
+    job_id = site.enqueue()
+    with site.worker():
+        site.wait_for(job_id, "completed")
+        wait_until(
+            lambda: any("is not known" in text for text in messages(caplog.records)), "it says so"
+        )
+    assert lost == [True]
+    assert (runs, notes(site)) == ([1], ["first"])
+
+
+def test_an_action_whose_connection_was_lost_is_a_failed_attempt(postgresql_site: Site) -> None:
+    site = postgresql_site
+
+    def work(ctx: Context) -> None:
+        ctx.session.add(Order(note=f"attempt {ctx.attempt}"))
+        ctx.session.flush()
+        if ctx.attempt == 1:
+            ctx.session.connection().connection.driver_connection.close()  # type: ignore[union-attr]
+
+    site.action(work, backoff=Constant(0.05))
+    job_id = site.enqueue()
+    with site.worker():
+        site.wait_for(job_id, "completed")
+    assert notes(site) == ["attempt 2"]
+
+
+# ---- async actions -------------------------------------------------------------------------------
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(("postgresql", driver), id=driver, marks=pytest.mark.postgresql)
+        for driver in ("asyncpg", "psycopg")
+    ]
+    + [pytest.param(("sqlite", "aiosqlite"), id="aiosqlite", marks=pytest.mark.sqlite)]
+)
+def async_site(request: pytest.FixtureRequest) -> Iterator[Site]:
+    dialect, driver = request.param
+    database: Database = request.getfixturevalue(f"{dialect}_database")
+    site = with_orders(Site(database))
+    engine = create_async_engine(database.url_for(driver))
+    site.cyclone.database = async_sessionmaker(engine)
+    yield site
+    engine.sync_engine.dispose()
+
+
+def test_an_async_action_commits_in_the_same_way(async_site: Site) -> None:
+    async def work(ctx: Context) -> None:
+        session = ctx.async_session
+        session.add(Order(note="first"))
+        await session.flush()
+        await async_site.cyclone.enqueue(session, "follow", {})
+        async with session.begin_nested():
+            session.add(Order(note="second"))
+
+    async def follow(ctx: Context) -> None:
+        (await ctx.async_session.scalars(sa.select(Order))).first()
+
+    async_site.action(work)
+    async_site.action(follow, kind="follow")
+    job_id = async_site.enqueue(sequence="a")
+    with async_site.worker():
+        async_site.wait_for(job_id, "completed")
+        async_site.wait_until_all_are("completed")
+    assert notes(async_site) == ["first", "second"]
+    assert async_site.states() == {"completed": 2}
+
+
+def test_of_an_async_action_that_fails_or_ends_it_itself_nothing_stays(async_site: Site) -> None:
+    async def work(ctx: Context, how: str) -> None:
+        ctx.async_session.add(Order(note="first"))
+        await ctx.async_session.flush()
+        if how == "raises":
+            raise ValueError("it broke")
+        if how == "loses its lease":
+            async_site.execute("UPDATE cyclone_job SET lease = lease + 1 WHERE kind = 'work'")
+        await getattr(ctx.async_session, "commit" if how == "commits" else "flush")()
+
+    async_site.action(work, backoff=LATER)
+    ids = [async_site.enqueue("work", {"how": how}) for how in ("raises", "commits")]
+    with async_site.worker():
+        for job_id in ids:
+            async_site.wait_for(job_id, "pending")
+    assert notes(async_site) == []
+    assert "by itself" in (async_site.job(ids[1]).last_error or "")
+
+
+# ---- where sessions come from --------------------------------------------------------------------
+
+
+class ShopSession(Session):
+    """The application's own kind of session."""
+
+
+def test_the_session_is_of_the_applications_own_kind(database: Database) -> None:
+    site = with_orders(Site(database))
+    site.cyclone.database = sessionmaker(
+        site.engine, class_=ShopSession, info={"of": "the application"}
+    )
+    seen: list[Any] = []
+
+    def work(ctx: Context) -> None:
+        seen.append((isinstance(ctx.session, ShopSession), ctx.session.info["of"]))
+        ctx.session.add(Order(note="first"))
+
+    site.action(work)
+    job_id = site.enqueue()
+    with site.worker():
+        site.wait_for(job_id, "completed")
+    assert seen == [(True, "the application")]
+    assert notes(site) == ["first"]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_url_is_enough(database: Database, kind: str) -> None:
+    site = with_orders(Site(database))
+    site.cyclone.database = database.url
+
+    def work(ctx: Context) -> None:
+        ctx.session.add(Order(note="sync"))
+
+    async def awork(ctx: Context) -> None:
+        ctx.async_session.add(Order(note="async"))
+
+    site.action(work if kind == "sync" else awork)
+    site.enqueue_many(30)
+    with site.worker(queues={"default": 30}):
+        site.wait_until_all_are("completed")
+    assert notes(site) == [kind] * 30
+
+
+def test_actions_that_wait_for_a_connection_keep_their_leases(
+    postgresql_database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = postgresql_database.engine(pool_size=1, max_overflow=0)
+    site = with_orders(Site(postgresql_database, engine=engine))
+    rest = threading.Event()
+
+    def work(ctx: Context) -> None:
+        ctx.session.add(Order(note="first"))
+        ctx.session.flush()
+        rest.wait(0.7)
+
+    site.action(work)
+    with Session(postgresql_database.engine()) as session, session.begin():
+        for _ in range(4):
+            site.cyclone.enqueue(session, "work", {})
+    with site.worker(lease=1.0, rescue_interval=0.1, queues={"default": 4}):
+        wait_until(lambda: len(notes(site)) == 4, "all ran")
+        wait_until(lambda: site.states() == {"completed": 4}, "and are completed")
+    with postgresql_database.engine().connect() as connection:
+        assert connection.scalar(sa.text("SELECT max(attempt) FROM cyclone_job")) == 1
+    assert any("pool has 1 connections" in text for text in messages(caplog.records))
