@@ -153,7 +153,6 @@ class Executor:
 
     def _try_sync(self, run: Run) -> bool:
         """Whether the action has to start over."""
-        error: BaseException | None = None
         try:
             context = contextvars.Context()
             value = context.run(run.call)
@@ -162,8 +161,8 @@ class Executor:
                 return False
             outcome: Outcome = run.completed(value)
         except BaseException as exc:  # noqa: BLE001 - SystemExit ends the attempt, not the thread
-            error, outcome = exc, outcome_of(run, exc)
-        return not self._end(run, outcome, error)
+            return not self._end(run, outcome_of(run, exc), exc)
+        return not self._end(run, outcome)
 
     def _start_tasks(self, runs: list[Run]) -> None:
         for run in runs:
@@ -185,7 +184,6 @@ class Executor:
 
     async def _try_async(self, run: Run, value: Any) -> bool:
         """Whether the action has to start over."""
-        error: BaseException | None = None
         run.task = asyncio.current_task()
         try:
             if value is None:
@@ -195,13 +193,8 @@ class Executor:
                 value = await value
             outcome: Outcome = run.completed(value)
         except BaseException as exc:  # noqa: BLE001 - as in the threads
-            error, outcome = exc, outcome_of(run, exc)
-        run.task = None  # a commit that is cancelled midway would leave its end unknown
-        if run.unit is None or not run.unit.is_open:
-            return not self._end(run, outcome, error)
-        from sqlalchemy.util import greenlet_spawn
-
-        return not await greenlet_spawn(self._end, run, outcome, error)
+            return not await self._end_async(run, outcome_of(run, exc), exc)
+        return not await self._end_async(run, outcome)
 
     def _begin(self, run: Run) -> bool:
         """Whether the run is ours to begin: a stop may have given it back."""
@@ -216,21 +209,45 @@ class Executor:
         if self._waiting.pop(run.key, None) is not None:
             self._finish(run, GivenBack())
 
-    def _end(self, run: Run, outcome: Outcome, error: BaseException | None) -> bool:
+    async def _end_async(
+        self, run: Run, outcome: Outcome, error: BaseException | None = None
+    ) -> bool:
+        run.task = None  # a commit that is cancelled midway would leave its end unknown
+        if run.unit is None or not run.unit.is_open:
+            return self._end(run, outcome, error)
+        from sqlalchemy.util import greenlet_spawn
+
+        return await greenlet_spawn(self._end, run, outcome, error)
+
+    def _end(self, run: Run, outcome: Outcome, error: BaseException | None = None) -> bool:
         """Commit or roll back what the action did, and report; False if it has to start over."""
-        unit, written, is_doubtful = run.unit, None, False
-        if unit is not None and unit.is_open:
-            try:
-                if error is None or keeps_writes(error):
-                    written = unit.commit(outcome)
-            except BaseException as exc:  # noqa: BLE001 - whatever a database or a flush raises
-                is_doubtful = unit.is_ending
-                error, outcome = exc, outcome_of(run, exc)
-            if written is None and error is not None:
-                if run.interruption is None and unit.starts_over(error):
-                    return False
-                unit.roll_back()
-        self._finish(run, outcome, written, is_doubtful=is_doubtful)
+        unit = run.unit
+        if unit is None or not unit.is_open:
+            self._finish(run, outcome)
+            return True
+        if error is not None and not keeps_writes(error):
+            return self._fail(run, unit, outcome, error)
+        try:
+            written = unit.commit(outcome)
+        except BaseException as exc:  # noqa: BLE001 - whatever a database or a flush raises
+            doubtful = unit.is_ending
+            return self._fail(run, unit, outcome_of(run, exc), exc, is_doubtful=doubtful)
+        self._finish(run, outcome, written)
+        return True
+
+    def _fail(
+        self,
+        run: Run,
+        unit: Unit,
+        outcome: Outcome,
+        error: BaseException,
+        *,
+        is_doubtful: bool = False,
+    ) -> bool:
+        if run.interruption is None and unit.starts_over(error):
+            return False
+        unit.roll_back()
+        self._finish(run, outcome, is_doubtful=is_doubtful)
         return True
 
     def _finish(

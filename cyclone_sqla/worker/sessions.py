@@ -69,10 +69,11 @@ class Sessions:
 
     @cached_property
     def _make(self) -> Callable[[], Session]:
-        factory = self._source if isinstance(self._source, sessionmaker) else sessionmaker()
+        is_factory = isinstance(self._source, sessionmaker)
+        factory: sessionmaker[Session] = self._source if is_factory else sessionmaker()
         engine = self._application_engine()
         if engine is not None:
-            return factory if factory is self._source else partial(factory, bind=engine)
+            return factory if is_factory else partial(factory, bind=engine)
         self._own = self._dialect.session_engine(self._database, self._size)
         return partial(factory, bind=self._own)
 
