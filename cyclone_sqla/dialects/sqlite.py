@@ -461,20 +461,31 @@ def _checked_url(database: Engine | sa.URL) -> sa.URL:
 def _let_write(engine: Engine) -> None:
     """For units of work that read, then write: reads before the first write hold neither the lock
     nor a snapshot, which another commit would make unfit for writing.
+
+    A SELECT … FOR UPDATE, which SQLite does not know, takes the lock: what it read stays true.
     """
 
     def prepare(connection: Any, _record: Any) -> None:
         connection.isolation_level = "IMMEDIATE"
         connection.execute("PRAGMA busy_timeout=5000")
 
-    def begin(connection: Connection, _name: str) -> None:
-        driver: Any = connection.connection.driver_connection
-        if not driver.in_transaction:
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
+    def before_savepoint(connection: Connection, _name: str) -> None:
+        _take_lock(connection)
+
+    def before_execute(connection: Connection, statement: Any, *_: Any) -> None:
+        if getattr(statement, "_for_update_arg", None) is not None:
+            _take_lock(connection)
 
     event.listen(engine, "connect", prepare)
-    event.listen(engine, "savepoint", begin)
+    event.listen(engine, "savepoint", before_savepoint)
+    event.listen(engine, "before_execute", before_execute)
     _safe_savepoints.add(engine.dialect)
+
+
+def _take_lock(connection: Connection) -> None:
+    driver: Any = connection.connection.driver_connection
+    if not driver.in_transaction:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def errorname_of(error: BaseException) -> str:

@@ -7,7 +7,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import sqlalchemy as sa
+
 from cyclone_sqla import Context, Cyclone, Worker
+from tests.crashes import bank
 
 
 def work(url: str, directory: Path, output: Path, settings: dict[str, Any]) -> None:
@@ -38,5 +41,7 @@ def application(url: str, directory: Path) -> Cyclone:
     @cyclone.action(backoff=0.2)
     def brief() -> None:
         time.sleep(0.02)
+
+    bank.register(cyclone, sa.create_engine(url))
 
     return cyclone
