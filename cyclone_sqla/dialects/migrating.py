@@ -77,6 +77,10 @@ class Migrating(ABC):
     def preamble(self, schema: str | None) -> Sequence[sa.Executable]:
         """What a script that creates the tables starts with, before its transaction."""
 
+    def schema_script(self, schema: str | None) -> Sequence[sa.Executable]:
+        """What makes sure that the schema is there, in a script."""
+        return []
+
 
 class MigratingPostgres(Migrating):
     """An advisory lock that the end of the transaction frees, so it also works through a pooler."""
@@ -135,6 +139,9 @@ class MigratingPostgres(Migrating):
             connection.execute(CreateSchema(schema))
 
     def preamble(self, schema: str | None) -> Sequence[sa.Executable]:
+        return self.schema_script(schema)
+
+    def schema_script(self, schema: str | None) -> Sequence[sa.Executable]:
         return [CreateSchema(schema, if_not_exists=True)] if schema is not None else []
 
     def _wait_for_others(self, connection: Connection, schema: str | None) -> None:
