@@ -12,11 +12,14 @@ nothing. For earlier releases, in env.py::
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from sqlalchemy.exc import SAWarning
 
 from cyclone_sqla.models import Base
 from cyclone_sqla.schema_version import VERSION_TABLE
@@ -80,6 +83,8 @@ def _leave_out_ours(context: AutogenContext, _upgrade_ops: UpgradeOps) -> Priori
     """Ask our filters before the application's own."""
     from alembic.util import PriorityDispatchResult
 
+    # Where the application has no table yet, Alembic reflects all that there are.
+    warnings.filterwarnings("ignore", "Skipped unsupported reflection .* index cyclone_", SAWarning)
     their_names, their_objects = context.run_name_filters, context.run_object_filters
 
     def run_name_filters(name: Any, type_: Any, parent_names: Any) -> bool:
