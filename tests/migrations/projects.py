@@ -84,8 +84,8 @@ class Project:
         models = "".join(parts).replace("{schema!r}", repr(self.schema))
         (self._scripts / "models.py").write_text(models)
 
-    def set_options(self, *options: str, imports: str = "") -> None:
-        """The arguments that env.py gives `context.configure`, beside those of the template."""
+    def set_options(self, *options: str, imports: str = "", engine: str = "") -> None:
+        """What env.py says beside the template: arguments of `context.configure` and others."""
         (template,) = (Path(command.__file__).parent / "templates").glob("generic/env.py")
         given = "".join(f"{option}, " for option in options)
         lines = template.read_text().splitlines(keepends=True)
@@ -93,6 +93,7 @@ class Project:
         env = env.replace("if config.config_file_name is not None:", imports)
         env = env.replace("target_metadata = None", _METADATA)
         env = env.replace("connection=connection, ", f"connection=connection, {given}")
+        env = env.replace('prefix="sqlalchemy.",', f'prefix="sqlalchemy.", {engine}')
         if self.schema is not None and self._url.get_backend_name() == "sqlite":
             env = env.replace("as connection:\n", f"as connection:\n        {self._attach()}\n")
         (self._scripts / "env.py").write_text(env)
