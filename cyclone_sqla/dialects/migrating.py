@@ -20,7 +20,7 @@ from sqlalchemy.schema import CreateSchema
 
 from cyclone_sqla.clock import DatabaseClock
 from cyclone_sqla.dialects import dialect_of
-from cyclone_sqla.dialects.postgresql import sqlstate_of
+from cyclone_sqla.dialects.postgresql import LOCK_NOT_AVAILABLE, sqlstate_of
 from cyclone_sqla.dialects.sqlite import errorname_of
 from cyclone_sqla.errors import (
     ConfigurationError,
@@ -299,8 +299,6 @@ def _lock_key(schema: str) -> int:
 
 
 APPLICATION_NAME = "cyclone-sqla migrate"
-
-LOCK_NOT_AVAILABLE = "55P03"
 
 HOPELESS = "SQLITE_BUSY_SNAPSHOT"
 """The transaction has read what another one changed since: it will never write."""
