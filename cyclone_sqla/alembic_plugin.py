@@ -15,6 +15,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -60,8 +61,7 @@ def setup(plugin: Plugin) -> None:
     """Alembic 1.18 and later call it in the middle of their import: most of it isn't there yet."""
     from alembic.util import DispatchPriority
 
-    import cyclone_sqla.alembic_operations  # noqa: F401 (it registers them)
-
+    import_module("cyclone_sqla.alembic_operations")  # registers them, and may be half imported too
     plugin.add_autogenerate_comparator(
         _leave_out_ours, "autogenerate", priority=DispatchPriority.FIRST
     )

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 from cyclone_sqla.errors import ConfigurationError, SchemaError
 from cyclone_sqla.urls import masked
 
-REVISIONS = ("0001",)
+REVISIONS: tuple[str, ...] = ("0001",)
 """Every revision of the tables, oldest first."""
 
 HEAD = REVISIONS[-1]
