@@ -49,9 +49,13 @@ def test_the_first_revision_holds_the_applications_tables_alone(
     assert "['cyclone_job.id'], ondelete='SET NULL'" in script
 
 
-def test_the_command_agrees(project: Project) -> None:
-    version = project.alembic("--version")
+def test_the_command_starts_with_the_plugin(tmp_path: Path, sqlite_database: Database) -> None:
+    version = Project(tmp_path, sqlite_database).alembic("--version")
     assert (version.returncode, version.stderr) == (0, "")
+    assert version.stdout.startswith("alembic ")
+
+
+def test_the_command_agrees(project: Project) -> None:
     check = project.alembic("check")
     assert check.returncode == 0, check.stderr
     assert "No new upgrade operations detected" in check.stdout

@@ -71,6 +71,27 @@ def history(request: pytest.FixtureRequest, empty_database: Database, tmp_path: 
     return History(tmp_path, empty_database, request.param)
 
 
+@pytest.fixture(
+    params=[
+        pytest.param(("postgresql", SCHEMA), marks=pytest.mark.postgresql),
+        pytest.param(("sqlite", None), marks=pytest.mark.sqlite),
+    ],
+    ids=str,
+)
+def one_of_each(request: pytest.FixtureRequest, tmp_path: Path) -> History:
+    """On each database once."""
+    kind, schema = request.param
+    return History(tmp_path, request.getfixturevalue(f"empty_{kind}"), schema)
+
+
+@pytest.fixture
+def behind(one_of_each: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> History:
+    """A history that ends before the newest revision of our tables."""
+    one_of_each.project.upgrade()
+    move_head(monkeypatch, tmp_path)
+    return one_of_each
+
+
 # ---- there and back ------------------------------------------------------------------------------
 
 
@@ -103,11 +124,11 @@ def test_the_script_leads_to_the_same_tables(history: History) -> None:
     assert (history.catalog(), history.installed()) == by_script
 
 
-def test_autogenerate_adds_nothing_to_a_history_that_is_complete(history: History) -> None:
-    history.project.upgrade()
-    history.project.autogenerate("the shop")
-    history.project.upgrade()
-    assert history.project.differences() == []
+def test_autogenerate_adds_nothing_to_a_history_that_is_complete(one_of_each: History) -> None:
+    one_of_each.project.upgrade()
+    one_of_each.project.autogenerate("the shop")
+    one_of_each.project.upgrade()
+    assert one_of_each.project.differences() == []
 
 
 def test_the_command_goes_there_and_back(empty_sqlite: Database, tmp_path: Path) -> None:
@@ -119,12 +140,12 @@ def test_the_command_goes_there_and_back(empty_sqlite: Database, tmp_path: Path)
     assert history.installed() is None
 
 
-def test_the_applications_naming_convention_is_not_for_our_tables(history: History) -> None:
+def test_the_applications_naming_convention_is_not_for_our_tables(one_of_each: History) -> None:
     convention = 'metadata = MetaData(naming_convention={"ck": "x_%(constraint_name)s"})'
     models = MODELS.replace("    pass", f"    from sqlalchemy import MetaData\n    {convention}")
-    history.project.write_models(models)
-    history.project.upgrade()
-    assert not [row for row in history.catalog() if "x_cyclone" in str(row)]
+    one_of_each.project.write_models(models)
+    one_of_each.project.upgrade()
+    assert not [row for row in one_of_each.catalog() if "x_cyclone" in str(row)]
 
 
 def test_a_revision_that_fails_leaves_nothing_on_a_server(
@@ -141,48 +162,44 @@ def test_a_revision_that_fails_leaves_nothing_on_a_server(
 # ---- when our head moved -------------------------------------------------------------------------
 
 
-@pytest.fixture
-def behind(history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> History:
-    """A history that ends before the newest revision of our tables."""
+def test_autogenerate_leads_to_a_head_that_moved(
+    history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     history.project.upgrade()
     history.project.autogenerate("the shop")
     history.project.upgrade()
     move_head(monkeypatch, tmp_path)
-    return history
+    before = history.catalog()
+    ((name, *moves),) = history.project.differences()
+    assert (name, moves) == ("cyclone_upgrade", [history.schema, HEAD, NEXT])
 
-
-def test_autogenerate_leads_to_a_head_that_moved(behind: History) -> None:
-    before = behind.catalog()
-    ((name, *moves),) = behind.project.differences()
-    assert (name, moves) == ("cyclone_upgrade", [behind.schema, HEAD, NEXT])
-
-    script = behind.project.autogenerate("a newer queue")
+    script = history.project.autogenerate("a newer queue")
     assert body_of(script, "upgrade") == [
-        f"op.cyclone_upgrade('{NEXT}', start='{HEAD}'{behind.argument})"
+        f"op.cyclone_upgrade('{NEXT}', start='{HEAD}'{history.argument})"
     ]
     assert body_of(script, "downgrade") == [
-        f"op.cyclone_downgrade('{HEAD}', start='{NEXT}'{behind.argument})"
+        f"op.cyclone_downgrade('{HEAD}', start='{NEXT}'{history.argument})"
     ]
-    behind.project.upgrade()
-    assert behind.installed() == Installed(NEXT, by_application=True)
-    assert behind.project.differences() == []
-    ahead = behind.catalog()
+    history.project.upgrade()
+    assert history.installed() == Installed(NEXT, by_application=True)
+    assert history.project.differences() == []
+    ahead = history.catalog()
     assert ahead != before
 
-    behind.project.downgrade("-1")
-    assert behind.installed() == Installed(HEAD, by_application=True)
-    assert behind.catalog() == before
+    history.project.downgrade("-1")
+    assert history.installed() == Installed(HEAD, by_application=True)
+    assert history.catalog() == before
 
     # As a script, from where the first revision ends.
     revision = script.split("revision: str = '")[1].split("'")[0]
     parent = script.split("Revises: ")[1].split()[0]
-    upgrade = behind.project.upgrade_script(f"{parent}:{revision}")
-    run_script(behind.database, upgrade, behind.schema)
-    assert behind.catalog() == ahead
-    downgrade = behind.project.downgrade_script(f"{revision}:{parent}")
-    run_script(behind.database, downgrade, behind.schema)
-    assert behind.catalog() == before
-    assert behind.installed() == Installed(HEAD, by_application=True)
+    upgrade = history.project.upgrade_script(f"{parent}:{revision}")
+    run_script(history.database, upgrade, history.schema)
+    assert history.catalog() == ahead
+    downgrade = history.project.downgrade_script(f"{revision}:{parent}")
+    run_script(history.database, downgrade, history.schema)
+    assert history.catalog() == before
+    assert history.installed() == Installed(HEAD, by_application=True)
 
 
 def test_our_tables_come_before_those_that_refer_to_them(
@@ -238,36 +255,36 @@ def test_the_command_changes_nothing_of_the_applications(behind: History) -> Non
     assert behind.catalog() == before
 
 
-def test_the_command_has_nothing_to_do_where_the_application_did_it(history: History) -> None:
-    history.project.upgrade()
-    history.migrate()
-    assert history.installed() == Installed(HEAD, by_application=True)
+def test_the_command_has_nothing_to_do_where_the_application_did_it(one_of_each: History) -> None:
+    one_of_each.project.upgrade()
+    one_of_each.migrate()
+    assert one_of_each.installed() == Installed(HEAD, by_application=True)
 
 
-def test_a_revision_leaves_alone_what_the_command_made(history: History) -> None:
-    history.migrate()
+def test_a_revision_leaves_alone_what_the_command_made(one_of_each: History) -> None:
+    one_of_each.migrate()
     with pytest.raises(CommandError, match=r"made by `cyclone-sqla migrate`.*adopt=True"):
-        history.project.upgrade()
-    history.project.write_revision(
-        "queue", "pass", f"op.cyclone_downgrade('base'{history.argument})"
+        one_of_each.project.upgrade()
+    one_of_each.project.write_revision(
+        "queue", "pass", f"op.cyclone_downgrade('base'{one_of_each.argument})"
     )
-    history.project.upgrade()
+    one_of_each.project.upgrade()
     with pytest.raises(CommandError, match="made by `cyclone-sqla migrate`"):
-        history.project.downgrade("base")
-    assert history.installed() == Installed(HEAD)
+        one_of_each.project.downgrade("base")
+    assert one_of_each.installed() == Installed(HEAD)
 
 
-def test_a_revision_that_adopts_takes_over_what_the_command_made(history: History) -> None:
-    history.write_queue(HEAD, more=", adopt=True")
-    history.migrate()
-    before = history.catalog()
-    history.project.upgrade()
-    assert history.catalog() == before
-    assert history.installed() == Installed(HEAD, by_application=True)
-    history.project.downgrade("base")
-    assert history.catalog() == set()
-    history.project.upgrade()
-    assert history.catalog() == before, "where there is nothing to adopt, it makes them"
+def test_a_revision_that_adopts_takes_over_what_the_command_made(one_of_each: History) -> None:
+    one_of_each.write_queue(HEAD, more=", adopt=True")
+    one_of_each.migrate()
+    before = one_of_each.catalog()
+    one_of_each.project.upgrade()
+    assert one_of_each.catalog() == before
+    assert one_of_each.installed() == Installed(HEAD, by_application=True)
+    one_of_each.project.downgrade("base")
+    assert one_of_each.catalog() == set()
+    one_of_each.project.upgrade()
+    assert one_of_each.catalog() == before, "where there is nothing to adopt, it makes them"
 
 
 # ---- what is refused -----------------------------------------------------------------------------
