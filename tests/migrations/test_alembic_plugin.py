@@ -25,6 +25,14 @@ HELPERS = "include_name=include_name", "include_object=include_object"
 IMPORT_HELPERS = "from cyclone_sqla.alembic_plugin import include_name, include_object"
 
 
+OURS_TOO = """
+from cyclone_sqla.models import Base as Ours
+
+for table in Ours.metadata.sorted_tables:
+    table.to_metadata(Base.metadata)
+"""
+
+
 @pytest.fixture
 def project(database: Database, tmp_path: Path) -> Project:
     """A project at its head, beside our tables in the same schema."""
@@ -92,6 +100,11 @@ def test_our_tables_are_left_alone_in_every_schema(
     dropped = [line for line in body_of(script, "upgrade") if line.startswith("op.drop")]
     assert dropped == [f"op.drop_table('stray', schema='{SCHEMA}')"]
     project.upgrade()
+    assert project.differences() == []
+
+
+def test_our_tables_in_the_applications_metadata_are_left_alone_too(project: Project) -> None:
+    project.write_models(MODELS, ORDER, OURS_TOO)
     assert project.differences() == []
 
 
