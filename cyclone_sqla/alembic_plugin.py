@@ -39,7 +39,7 @@ OURS = frozenset({VERSION_TABLE, *(table.name for table in Base.metadata.sorted_
 """The names of our tables, whatever schema they are in."""
 
 
-def include_name(name: str | None, type_: str, parent_names: Mapping[str, str | None]) -> bool:
+def include_name(name: str | None, type_: str, parent_names: Mapping[Any, str | None]) -> bool:
     """Whether something in the database is not ours: for `include_name` in env.py."""
     table = name if type_ == "table" else parent_names.get("table_name")
     return table not in OURS

@@ -54,6 +54,8 @@ class ApplicationHistory:
             self._go(first, last)
             return
         with self._held(self._connection) as found:
+            if self.schema is not None:
+                self._database.make_schema(self._connection, self.schema)
             at = None if found is None else found.revision
             if found is not None and not found.by_application:
                 self._adopt(found, adopt)
@@ -89,8 +91,6 @@ class ApplicationHistory:
     def _held(self, connection: Connection) -> Generator[Installed | None]:
         """What the database has, while nobody else migrates it."""
         with self._database.held(connection, self.schema):
-            if self.schema is not None:
-                self._database.make_schema(connection, self.schema)
             yield migrations.known(connection, self.schema)
 
     def _adopt(self, found: Installed, adopt: bool) -> None:

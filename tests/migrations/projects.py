@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,8 @@ class Project:
     """An application with an `alembic.ini`, an `env.py` and a `models.py`."""
 
     def __init__(self, directory: Path, database: Database, schema: str | None = None) -> None:
+        plugins = {point.name for point in entry_points(group="alembic.plugins")}
+        assert "alembic.autogenerate.cyclone" in plugins, "install this checkout: pip install -e ."
         self.directory = directory
         self.schema = schema
         self.output = io.StringIO()

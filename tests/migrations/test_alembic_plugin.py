@@ -1,5 +1,6 @@
 """The application's own Alembic leaves our tables alone, without a word of them in its env.py."""
 
+import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -149,6 +150,13 @@ def test_the_helpers_leave_the_applications_to_it() -> None:
     assert include_name("ix_rides", "index", {"schema_name": None, "table_name": "cyclone_rides"})
     assert include_name(None, "schema", {})
     assert include_name("queue", "schema", {})
+
+
+@pytest.mark.parametrize("first", ["alembic_plugin", "alembic_operations", "migrations"])
+def test_it_is_loaded_whatever_is_imported_first(first: str) -> None:
+    """Alembic loads it in the middle of its own import, which each of these begins."""
+    code = f"import cyclone_sqla.{first}; from alembic import op; op.cyclone_upgrade"
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 
 
 def test_alembic_may_iterate_over_the_plugin_or_take_it_as_it_is() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from alembic.util import CommandError
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, inspect, text
 
 from cyclone_sqla import migrations, schema_version
 from cyclone_sqla.errors import SchemaError
@@ -157,6 +157,14 @@ def test_a_revision_that_fails_leaves_nothing_on_a_server(
         history.project.upgrade()
     assert history.catalog() == set()
     assert history.installed() is None
+
+
+def test_a_downgrade_of_nothing_makes_nothing(empty_postgresql: Database, tmp_path: Path) -> None:
+    history = History(tmp_path, empty_postgresql, SCHEMA)
+    history.project.write_revision("queue", "pass", "op.cyclone_downgrade(schema='queue')")
+    history.project.upgrade()
+    history.project.downgrade("base")
+    assert SCHEMA not in inspect(history.engine).get_schema_names()
 
 
 # ---- when our head moved -------------------------------------------------------------------------
