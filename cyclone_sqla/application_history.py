@@ -42,12 +42,13 @@ class ApplicationHistory:
         """Lead the tables up from ``start`` to ``revision``; nothing to do if they are beyond it.
 
         Raises:
-            ConfigurationError: there is no revision of this id.
+            ConfigurationError: there is no revision of this id, or it is not above ``start``.
             SchemaError: the tables are before ``revision`` and not at ``start``; or `cyclone-sqla
                 migrate` made them, and not ``adopt``.
             DatabaseBusyError, TransactionError: as :func:`cyclone_sqla.migrations.upgrade`.
         """
         first, last = _id_of(start), _id_of(revision)
+        _require_order(first, last, "cyclone_upgrade leads up")
         if self._connection is None:
             for statement in self._database.schema_script(self.schema):
                 self._context.execute(statement)
@@ -70,11 +71,14 @@ class ApplicationHistory:
         ``start`` is where they are: a script has to be told, a database tells it.
 
         Raises:
-            ConfigurationError: there is no revision of this id, or a script is not told ``start``.
+            ConfigurationError: there is no revision of this id, it is not below ``start``, or a
+                script is not told ``start``.
             SchemaError: the tables are not at ``start``, or `cyclone-sqla migrate` made them.
             DatabaseBusyError, TransactionError: as :func:`cyclone_sqla.migrations.downgrade`.
         """
         last = _id_of(revision)
+        if start is not None:
+            _require_order(last, _id_of(start), "cyclone_downgrade leads down")
         if self._connection is None:
             self._go(_start_of_script(start), last)
             return
@@ -148,6 +152,13 @@ def _id_of(revision: str) -> str | None:
 def _is_before(revision: str | None, other: str | None) -> bool:
     order = (None, *schema_version.REVISIONS)
     return order.index(revision) < order.index(other)
+
+
+def _require_order(lower: str | None, upper: str | None, direction: str) -> None:
+    if not _is_before(lower, upper):
+        raise ConfigurationError(
+            f"op.{direction}, so {lower or BASE} and {upper or BASE} are the wrong way round"
+        )
 
 
 def _start_of_script(start: str | None) -> str | None:

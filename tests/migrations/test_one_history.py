@@ -306,6 +306,24 @@ def test_a_revision_is_named_by_its_id(empty_sqlite: Database, tmp_path: Path, w
         history.project.upgrade()
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        f"op.cyclone_upgrade('{HEAD}', start='{HEAD}')",
+        "op.cyclone_upgrade('base')",
+        f"op.cyclone_downgrade('{HEAD}', start='base')",
+    ],
+)
+def test_a_call_that_leads_the_other_way_is_refused_in_a_script_too(
+    empty_sqlite: Database, tmp_path: Path, call: str
+) -> None:
+    project = History(tmp_path, empty_sqlite, None).project
+    project.write_revision("queue", call, "pass")
+    for upgrade in (project.upgrade, project.upgrade_script):
+        with pytest.raises(CommandError, match="the wrong way round"):
+            upgrade("head")
+
+
 def test_a_revision_that_starts_elsewhere_says_so(behind: History) -> None:
     parent = behind.project.head()
     behind.project.write_revision(
