@@ -21,6 +21,8 @@ with own_transaction(os.environ["CYCLONE_DATABASE_URL"]) as connection:
         connection=connection,
         target_metadata=Base.metadata,
         version_table=VERSION_TABLE,
+        # Our own plugin hides these tables from applications.
+        autogenerate_plugins=["alembic.autogenerate.*", "~alembic.autogenerate.cyclone"],
         include_name=lambda name, kind, _parents: kind != "table" or name in ours,
         include_object=lambda _object, name, kind, *_: kind != "table" or name in ours,
     )

@@ -37,6 +37,7 @@ from sqlalchemy.schema import DropTable
 from cyclone_sqla import schema_version
 from cyclone_sqla.dialects.migrating import Migrating, migrating
 from cyclone_sqla.errors import ConfigurationError, SchemaError
+from cyclone_sqla.schema_version import Installed
 from cyclone_sqla.urls import parsed, worker_url
 
 if TYPE_CHECKING:
@@ -80,11 +81,16 @@ class Revision:
 
 @dataclass(frozen=True)
 class Status:
-    """Where a database stands: its revision (None: no tables), the newest, the steps between."""
+    """Where a database stands: what it has (None: no tables), the newest, the steps between."""
 
-    current: str | None
+    installed: Installed | None
     head: str
     pending: tuple[Revision, ...]
+
+    @property
+    def current(self) -> str | None:
+        """The database's revision; None if it has no tables of ours."""
+        return _revision(self.installed)
 
     @property
     def is_current(self) -> bool:
@@ -176,7 +182,9 @@ def upgrade(
     with database.held(connection, schema):
         if schema is not None:
             database.make_schema(connection, schema)
-        steps = _steps_up(_known_revision(connection, schema), revision)
+        found = known(connection, schema)
+        steps = steps_up(_revision(found), revision)
+        _refuse_the_applications(found, steps)
         return _take(steps, _online(connection, schema, steps), schema)
 
 
@@ -194,17 +202,19 @@ def downgrade(
     """
     schema_version.check_schema(schema)
     with migrating(connection.dialect.name, lock_timeout).held(connection, schema):
-        steps = _steps_down(_known_revision(connection, schema), revision)
+        found = known(connection, schema)
+        steps = steps_down(_revision(found), revision)
+        _refuse_the_applications(found, steps)
         return _take(steps, _online(connection, schema, steps), schema)
 
 
 def check(connection: Connection, schema: str | None = None) -> Status:
     """Where the database stands; only reads, and takes no lock."""
     schema_version.check_schema(schema)
-    revision = current(connection, schema)
-    known = revision is None or revision in schema_version.REVISIONS
-    steps = _steps_up(revision, HEAD) if known else []
-    return Status(revision, schema_version.HEAD, tuple(_revision_of(step) for step in steps))
+    found = schema_version.installed(connection, schema)
+    is_known = found is None or found.revision in schema_version.REVISIONS
+    steps = steps_up(_revision(found), HEAD) if is_known else []
+    return Status(found, schema_version.HEAD, tuple(_revision_of(step) for step in steps))
 
 
 def current(connection: Connection, schema: str | None = None) -> str | None:
@@ -212,11 +222,30 @@ def current(connection: Connection, schema: str | None = None) -> str | None:
     return schema_version.read(connection, schema)
 
 
-def _known_revision(connection: Connection, schema: str | None) -> str | None:
-    revision = current(connection, schema)
-    if revision is not None and revision not in schema_version.REVISIONS:
-        raise SchemaError(schema_version.complaint(revision, connection.engine.url, schema))
-    return revision
+def known(connection: Connection, schema: str | None) -> Installed | None:
+    """What the database has.
+
+    Raises:
+        SchemaError: a revision that this code does not know.
+    """
+    found = schema_version.installed(connection, schema)
+    if found is not None and found.revision not in schema_version.REVISIONS:
+        raise SchemaError(schema_version.complaint(found, connection.engine.url, schema))
+    return found
+
+
+def _revision(found: Installed | None) -> str | None:
+    return None if found is None else found.revision
+
+
+def _refuse_the_applications(found: Installed | None, steps: list[RevisionStep]) -> None:
+    """Else a fresh database would be built by a history that lacks what was done here."""
+    if steps and found is not None and found.by_application:
+        raise SchemaError(
+            f"the tables are at revision {found.revision}, and belong to the application's own "
+            "Alembic history: change them there, by op.cyclone_upgrade or op.cyclone_downgrade in "
+            f"a revision of it; to upgrade run: {schema_version.APPLICATIONS_COMMAND}"
+        )
 
 
 # ---- without a database --------------------------------------------------------------------------
@@ -234,14 +263,14 @@ def upgrade_script(
     dialect: sa.Dialect, revision: str = HEAD, *, schema: str | None = None, start: str = BASE
 ) -> str:
     """The SQL that leads up from ``start`` to ``revision``, for psql or sqlite3."""
-    return _script(_steps_up(_number(start), revision), dialect, schema, start)
+    return _script(steps_up(_number(start), revision), dialect, schema, start)
 
 
 def downgrade_script(
     dialect: sa.Dialect, revision: str, *, schema: str | None = None, start: str = HEAD
 ) -> str:
     """The SQL that leads down from ``start`` to ``revision``, for psql or sqlite3."""
-    return _script(_steps_down(_number(start), revision), dialect, schema, start)
+    return _script(steps_down(_number(start), revision), dialect, schema, start)
 
 
 def _script(steps: list[RevisionStep], dialect: sa.Dialect, schema: str | None, start: str) -> str:
@@ -299,7 +328,8 @@ def _options(schema: str | None, steps: list[RevisionStep]) -> dict[str, Any]:
     }
 
 
-def _steps_up(revision: str | None, target: str) -> list[RevisionStep]:
+def steps_up(revision: str | None, target: str) -> list[RevisionStep]:
+    """The steps from a revision (None: no tables) up to another, in their order."""
     scripts = _scripts()
     with _clear_errors(target):
         way = list(scripts.iterate_revisions(target, revision, implicit_base=True))
@@ -307,7 +337,8 @@ def _steps_up(revision: str | None, target: str) -> list[RevisionStep]:
     return [step(scripts.revision_map, script) for script in reversed(way)]
 
 
-def _steps_down(revision: str | None, target: str) -> list[RevisionStep]:
+def steps_down(revision: str | None, target: str) -> list[RevisionStep]:
+    """The steps from a revision (None: no tables) down to another, in their order."""
     scripts = _scripts()
     with _clear_errors(target):
         way = list(scripts.iterate_revisions(revision, target, select_for_downgrade=True))

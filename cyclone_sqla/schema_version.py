@@ -6,6 +6,7 @@ Here stands what a worker needs to know; what changes a database is in ``migrati
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -13,7 +14,7 @@ from sqlalchemy import Connection
 from cyclone_sqla.errors import ConfigurationError, SchemaError
 from cyclone_sqla.urls import masked
 
-REVISIONS = ("0001",)
+REVISIONS: tuple[str, ...] = ("0001",)
 """Every revision of the tables, oldest first."""
 
 HEAD = REVISIONS[-1]
@@ -25,8 +26,28 @@ SUPPORTED = frozenset({"0001"})
 VERSION_TABLE = "cyclone_alembic_version"
 """Where a database says its revision; never the application's own ``alembic_version``."""
 
+BY_APPLICATION = "application:"
+"""What stands there before the revision if the application's own history leads to it."""
+
 MAX_SCHEMA_BYTES = 63
 """How long a name may be on PostgreSQL, in bytes of UTF-8; it silently cuts longer ones."""
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What a database has: a revision, and whose history led to it.
+
+    ``by_application``: revisions of the application's own Alembic history make and change the
+    tables (``op.cyclone_upgrade``), not `cyclone-sqla migrate`.
+    """
+
+    revision: str
+    by_application: bool = False
+
+    @property
+    def version_num(self) -> str:
+        """How the version table says it."""
+        return BY_APPLICATION * self.by_application + self.revision
 
 
 def require(connection: Connection, schema: str | None = None) -> None:
@@ -35,25 +56,38 @@ def require(connection: Connection, schema: str | None = None) -> None:
     Raises:
         SchemaError: they are missing, too old or too new; the one line says what to run.
     """
-    current = read(connection, schema)
-    if current not in SUPPORTED:
-        raise SchemaError(complaint(current, connection.engine.url, schema))
+    found = installed(connection, schema)
+    if found is None or found.revision not in SUPPORTED:
+        raise SchemaError(complaint(found, connection.engine.url, schema))
 
 
 def read(connection: Connection, schema: str | None = None) -> str | None:
-    """The revision of the database's tables; None if it has none of ours.
+    """The revision of the database's tables; None if it has none of ours. Reads only."""
+    found = installed(connection, schema)
+    return None if found is None else found.revision
+
+
+def installed(connection: Connection, schema: str | None = None) -> Installed | None:
+    """What the database has; None if it has no tables of ours.
 
     Two plain reads. A missing table is no error, so the caller's transaction stays usable.
     """
     if not sa.inspect(connection).has_table(VERSION_TABLE, schema=schema):
         return None
-    return connection.scalar(sa.select(version_table(schema).c.version_num))
+    version = connection.scalar(sa.select(version_table(schema).c.version_num))
+    if version is None:
+        return None
+    revision = version.removeprefix(BY_APPLICATION)
+    return Installed(revision, by_application=revision != version)
 
 
 def version_table(schema: str | None) -> sa.Table:
     """The table that holds the revision, as Alembic makes it."""
     return sa.Table(
-        VERSION_TABLE, sa.MetaData(schema=schema), sa.Column("version_num", sa.String(32))
+        VERSION_TABLE,
+        sa.MetaData(schema=schema),
+        sa.Column("version_num", sa.String(32), nullable=False),
+        sa.PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc"),
     )
 
 
@@ -73,18 +107,25 @@ def check_schema(schema: str | None) -> None:
         )
 
 
-def complaint(current: str | None, url: sa.URL, schema: str | None) -> str:
-    """What is wrong with a database at the revision ``current``, and what to do, in one line."""
-    if current is None:
-        command = migrate_command(url, schema)
+def complaint(found: Installed | None, url: sa.URL, schema: str | None) -> str:
+    """What is wrong with a database that has this, and what to do, in one line."""
+    command = upgrade_command(found, url, schema)
+    if found is None:
         return f"this database has no tables of cyclone-sqla (needed: {HEAD}); run: {command}"
-    if current in REVISIONS:
-        command = migrate_command(url, schema)
-        return f"the tables are at revision {current}, this code needs {HEAD}; run: {command}"
+    tables = f"the tables are at revision {found.revision}"
+    if found.revision in REVISIONS:
+        return f"{tables}, this code needs {HEAD}; run: {command}"
     return (
-        f"the tables are at revision {current}, which this code (up to {HEAD}) does not know; "
+        f"{tables}, which this code (up to {HEAD}) does not know; "
         "install the cyclone-sqla that migrated them"
     )
+
+
+def upgrade_command(found: Installed | None, url: sa.URL, schema: str | None) -> str:
+    """The command line that upgrades what this database has."""
+    if found is not None and found.by_application:
+        return APPLICATIONS_COMMAND
+    return migrate_command(url, schema)
 
 
 def migrate_command(url: sa.URL, schema: str | None) -> str:
@@ -93,3 +134,9 @@ def migrate_command(url: sa.URL, schema: str | None) -> str:
     if schema is not None:
         options += ["--schema", schema]
     return shlex.join(["cyclone-sqla", "migrate", *options])
+
+
+APPLICATIONS_COMMAND = (
+    "alembic upgrade head (before it alembic revision --autogenerate, if no revision of the "
+    "application's leads there yet)"
+)

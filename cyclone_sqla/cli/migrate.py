@@ -9,7 +9,7 @@ import click
 from cyclone_sqla.cli.failures import EXIT_CODES, database_failures
 from cyclone_sqla.cli.options import Target, takes_target
 from cyclone_sqla.errors import SchemaError
-from cyclone_sqla.schema_version import complaint, migrate_command
+from cyclone_sqla.schema_version import complaint, upgrade_command
 
 HEAD = "head"
 
@@ -82,10 +82,10 @@ def _check(target: Target) -> None:
     status = migrations.check_database(target.database, schema=target.schema)
     if status.pending:
         behind = ", ".join(f"{step.id} ({step.title})" for step in status.pending)
-        command = migrate_command(target.url, target.schema)
+        command = upgrade_command(status.installed, target.url, target.schema)
         raise SchemaError(f"{target} is behind, it lacks {behind}; run: {command}")
     if not status.is_current:
-        raise SchemaError(complaint(status.current, target.url, target.schema))
+        raise SchemaError(complaint(status.installed, target.url, target.schema))
     click.echo(f"{target} is at revision {status.current}, the newest")
 
 

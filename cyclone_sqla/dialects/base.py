@@ -209,6 +209,13 @@ class Dialect(ABC):
     def together(self, connection: Connection) -> AbstractContextManager[None]:
         """A worker's statements that commit together, inside a step or a transaction."""
 
+    def limit_waits(self, connection: Connection) -> None:  # noqa: B027 - one writer waits for none
+        """Until the transaction ends, wait for no other's row for long."""
+
+    def is_locked_out(self, error: BaseException) -> bool:
+        """Whether another transaction held a row for longer than :meth:`limit_waits` allows."""
+        return False
+
     @abstractmethod
     def sees_commits(self, connection: Connection) -> bool:
         """Whether a statement of the open transaction sees what others have committed by then."""

@@ -20,7 +20,7 @@ from sqlalchemy.schema import CreateSchema
 
 from cyclone_sqla.clock import DatabaseClock
 from cyclone_sqla.dialects import dialect_of
-from cyclone_sqla.dialects.postgresql import sqlstate_of
+from cyclone_sqla.dialects.postgresql import LOCK_NOT_AVAILABLE, sqlstate_of
 from cyclone_sqla.dialects.sqlite import errorname_of
 from cyclone_sqla.errors import (
     ConfigurationError,
@@ -76,6 +76,10 @@ class Migrating(ABC):
     @abstractmethod
     def preamble(self, schema: str | None) -> Sequence[sa.Executable]:
         """What a script that creates the tables starts with, before its transaction."""
+
+    def schema_script(self, schema: str | None) -> Sequence[sa.Executable]:
+        """What makes sure that the schema is there, in a script."""
+        return []
 
 
 class MigratingPostgres(Migrating):
@@ -135,6 +139,9 @@ class MigratingPostgres(Migrating):
             connection.execute(CreateSchema(schema))
 
     def preamble(self, schema: str | None) -> Sequence[sa.Executable]:
+        return self.schema_script(schema)
+
+    def schema_script(self, schema: str | None) -> Sequence[sa.Executable]:
         return [CreateSchema(schema, if_not_exists=True)] if schema is not None else []
 
     def _wait_for_others(self, connection: Connection, schema: str | None) -> None:
@@ -292,8 +299,6 @@ def _lock_key(schema: str) -> int:
 
 
 APPLICATION_NAME = "cyclone-sqla migrate"
-
-LOCK_NOT_AVAILABLE = "55P03"
 
 HOPELESS = "SQLITE_BUSY_SNAPSHOT"
 """The transaction has read what another one changed since: it will never write."""

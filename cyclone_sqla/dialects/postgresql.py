@@ -50,7 +50,9 @@ if TYPE_CHECKING:
 
 OLDEST_VERSION = 14
 
-_PASSING = {"40001", "40P01", "55P03"}
+LOCK_NOT_AVAILABLE = "55P03"
+
+_PASSING = {"40001", "40P01", LOCK_NOT_AVAILABLE}
 """Serialization failure, deadlock victim, lock not available: run the transaction again."""
 
 _OF_THE_DATA = {"22", "23", "44", "54", "P0"}
@@ -240,6 +242,12 @@ class PostgresDialect(Dialect):
 
     def sees_commits(self, connection: Connection) -> bool:
         return connection.scalar(_ISOLATION) in ("read committed", "read uncommitted")
+
+    def limit_waits(self, connection: Connection) -> None:
+        connection.exec_driver_sql("SET LOCAL lock_timeout = '100ms'")
+
+    def is_locked_out(self, error: BaseException) -> bool:
+        return sqlstate_of(error) == LOCK_NOT_AVAILABLE
 
     def is_passing(self, error: BaseException) -> bool:
         state = sqlstate_of(error)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from cyclone_sqla import operations
 from cyclone_sqla.backoff import BackoffPolicy
@@ -292,27 +292,32 @@ class Pruner:
             return operations.has_old_idempotency_key(connection, self._dialect, age)
 
     def _jobs(self, retention: Retention) -> Iterator[None]:
-        """Rows that a foreign key of the application's holds are stepped over, and reported.
+        """Rows that a foreign key of the application's holds are stepped over, and reported. Those
+        that it would set to NULL in a row locked by another transaction are left for a later pass.
 
         A pass that met too many of them ends there, and the next one goes on from that place.
         """
         place = self._places.pop(retention, None)
-        limit, in_vain = PRUNE_BATCH, list[int]()
+        limit, held, in_vain = PRUNE_BATCH, 0, list[int]()
         while oldest := self._oldest(retention, place):
             try:
                 last = self._delete(retention, place, limit)
-            except IntegrityError:
+            except DBAPIError as exc:
+                is_referred_to = isinstance(exc, IntegrityError)
+                if not is_referred_to and not self._dialect.is_locked_out(exc):
+                    raise
                 if limit > 1:
                     limit = limit // 2
                     continue
-                in_vain.append(oldest.job_id)
+                held += 1
+                in_vain += [oldest.job_id] * is_referred_to
                 last = oldest
             else:
                 limit = min(PRUNE_BATCH, limit * 2)
             if last is None:
                 break  # others have locked what is left
             place = last
-            if len(in_vain) == MOST_HELD:
+            if held == MOST_HELD:
                 self._places[retention] = place
                 break
             yield
@@ -325,6 +330,7 @@ class Pruner:
 
     def _delete(self, retention: Retention, after: Place | None, limit: int) -> Place | None:
         with self._held.transaction() as connection:
+            self._dialect.limit_waits(connection)
             return operations.prune(connection, self._dialect, retention, after, limit)
 
 

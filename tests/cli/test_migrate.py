@@ -70,6 +70,25 @@ def test_the_check_tells_what_is_behind(empty_database: Database) -> None:
     assert result.stdout == f"{empty_database.url} is at revision 0001, the newest\n"
 
 
+def test_tables_in_the_applications_own_history_are_checked_and_left_to_it(
+    empty_database: Database,
+) -> None:
+    _on(empty_database)
+    with empty_database.engine().begin() as connection:
+        version = schema_version.Installed("0001", by_application=True).version_num
+        table = schema_version.version_table(None)
+        connection.execute(table.update().values(version_num=version))
+    assert _on(empty_database, "--check").exit_code == 0
+    result = _on(empty_database)
+    assert (result.exit_code, result.stdout.endswith("nothing to do\n")) == (0, True)
+    result = _on(empty_database, "--downgrade", "base")
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()
+    assert "belong to the application's own Alembic history" in line
+    with empty_database.engine().connect() as connection:
+        assert migrations.current(connection) == "0001"
+
+
 def test_the_check_changes_nothing(empty_database: Database) -> None:
     _on(empty_database, "--check")
     if empty_database.dialect == "sqlite":

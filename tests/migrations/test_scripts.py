@@ -1,7 +1,5 @@
 """The SQL for people who run it themselves: it needs no driver and leads to the same tables."""
 
-import shutil
-import sqlite3
 import subprocess
 import sys
 
@@ -11,7 +9,7 @@ from sqlalchemy import Connection, make_url
 from cyclone_sqla import migrations, schema_version
 from tests.databases import Database
 from tests.migrations.catalogs import Catalog, catalog, engine_with_schema
-from tests.servers.binaries import find_binaries
+from tests.migrations.scripts import run_script
 
 NAMES = ["My-App", "user", "1x", 'a"b', "o'brien", "a$$b", "a.b", "ü", "a%b", "a:b", "a b"]
 
@@ -23,10 +21,10 @@ def test_the_script_leads_to_the_same_tables(empty_database: Database, schema: s
     with engine.connect() as connection:
         migrations.upgrade(connection, schema=schema)
         migrated = _state(connection, schema)
-    _run(empty_database, migrations.upgrade_script(dialect, schema=schema), schema)
+    run_script(empty_database, migrations.upgrade_script(dialect, schema=schema), schema)
     with engine.connect() as connection:
         assert _state(connection, schema) == migrated
-    _run(empty_database, migrations.downgrade_script(dialect, "base", schema=schema), schema)
+    run_script(empty_database, migrations.downgrade_script(dialect, "base", schema=schema), schema)
     with engine.connect() as connection:
         assert catalog(connection, schema) == set()
         assert schema_version.read(connection, schema) is None
@@ -36,36 +34,10 @@ def _state(connection: Connection, schema: str | None) -> tuple[Catalog, str | N
     return catalog(connection, schema), schema_version.read(connection, schema)
 
 
-def _run(database: Database, script: str, schema: str | None) -> None:
-    """Run the script as its reader would: with psql, or in sqlite3."""
-    if database.dialect == "sqlite":
-        _run_in_sqlite3(database, script, schema)
-        return
-    psql = find_binaries() / "psql"
-    program = str(psql) if psql.exists() else shutil.which("psql")
-    if program is None:
-        pytest.skip("this PostgreSQL comes without psql")
-    url = make_url(database.url).set(drivername="postgresql")
-    command = [program, "-X", "-v", "ON_ERROR_STOP=1", url.render_as_string(hide_password=False)]
-    subprocess.run(
-        command, input=script, text=True, encoding="utf-8", check=True, capture_output=True
-    )
-
-
-def _run_in_sqlite3(database: Database, script: str, schema: str | None) -> None:
-    file = make_url(database.url).database
-    connection = sqlite3.connect(str(file), isolation_level=None)
-    if schema is not None:
-        name = '"' + schema.replace('"', '""') + '"'
-        connection.execute(f"ATTACH ? AS {name}", (f"{file}.attached",))
-    connection.executescript(script)
-    connection.close()
-
-
 @pytest.mark.sqlite
 def test_the_script_for_sqlite_sets_wal(empty_sqlite: Database) -> None:
     dialect = migrations.script_dialect(make_url(empty_sqlite.url))
-    _run(empty_sqlite, migrations.upgrade_script(dialect), None)
+    run_script(empty_sqlite, migrations.upgrade_script(dialect), None)
     with empty_sqlite.engine().connect() as connection:
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from configparser import ConfigParser
 from contextlib import closing
 from email.message import Message
 from email.parser import Parser
@@ -109,3 +110,14 @@ def test_sqlite_users_need_no_library_of_postgresql(metadata: Message) -> None:
 
 def test_the_extras_are_named_in_the_metadata(metadata: Message) -> None:
     assert set(metadata.get_all("Provides-Extra", [])) == {"async", "binary", "test"}
+
+
+def test_alembic_finds_the_plugin(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("/entry_points.txt"))
+        points = ConfigParser()
+        points.optionxform = str
+        points.read_string(archive.read(name).decode())
+    assert dict(points["alembic.plugins"]) == {
+        "alembic.autogenerate.cyclone": "cyclone_sqla.alembic_plugin"
+    }
