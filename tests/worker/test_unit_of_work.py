@@ -1,7 +1,9 @@
 """The session of a run: what it writes commits together with the run's own end, or not at all."""
 
+import random
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -496,6 +498,44 @@ def test_of_an_async_action_that_fails_or_ends_it_itself_nothing_stays(async_sit
             async_site.wait_for(job_id, "pending")
     assert notes(async_site) == []
     assert "by itself" in (async_site.job(ids[1]).last_error or "")
+
+
+@pytest.mark.parametrize(
+    "async_site", [("postgresql", "asyncpg"), ("postgresql", "psycopg")], indirect=True
+)
+def test_runs_that_are_cancelled_in_the_middle_of_a_query_leave_no_connection_behind(
+    async_site: Site,
+) -> None:
+    chance = random.Random(28)
+
+    async def work(ctx: Context) -> None:
+        for n in range(5):
+            ctx.async_session.add(Order(note=f"{ctx.job.id}.{n}"))
+            await ctx.async_session.flush()
+            await ctx.async_session.execute(sa.text("SELECT pg_sleep(0.02)"))
+
+    async def after(ctx: Context) -> None:
+        ctx.async_session.add(Order(note="after"))
+
+    async_site.action(work)
+    async_site.action(after, kind="after")
+    engine = async_site.database.engine()
+    with Session(engine) as session, session.begin():
+        for _ in range(150):
+            limit = timedelta(seconds=chance.uniform(0.001, 0.09))
+            async_site.cyclone.enqueue(session, "work", {}, max_attempts=1, timeout=limit)
+    with async_site.worker(queues={"default": 30}) as worker:
+        async_site.wait_until_all_are("discarded")
+        async_site.enqueue_many(50, "after")
+        wait_until(lambda: async_site.states()["completed"] == 50, "later ones run")
+        assert worker._parts is not None
+        own = worker._parts.sessions._own_async
+        assert own is not None
+        wait_until(lambda: own.pool.checkedout() == 0, "no connection is checked out")
+        with engine.connect() as connection:
+            idle = "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%'"
+            assert connection.scalar(sa.text(idle)) == 0
+    assert notes(async_site) == ["after"] * 50
 
 
 # ---- where sessions come from --------------------------------------------------------------------
