@@ -43,7 +43,7 @@ def run(
     if isinstance(target, scoped_session):
         target = cast("Session", target.registry())
     if isinstance(target, Session):
-        return _work_in_session(target, work, mapper)
+        return run_in_session(target, work, mapper)
     if isinstance(target, Connection):
         return _work_on(target, None, work)
     return _run_async(target, work, mapper, lost)
@@ -63,13 +63,14 @@ def _run_async(
     # Not everybody uses a type checker.
     if not isinstance(target, AsyncSession):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise _unfit(target)
-    coroutine = target.run_sync(lambda session: _work_in_session(session, work, mapper))
+    coroutine = target.run_sync(lambda session: run_in_session(session, work, mapper))
     if lost is not None:
         _watch(target.sync_session, coroutine, lost)
     return coroutine
 
 
-def _work_in_session(session: Session, work: Work[T], mapper: type[Any]) -> T:
+def run_in_session(session: Session, work: Work[T], mapper: type[Any]) -> T:
+    """Run ``work`` in the transaction of a synchronous session."""
     return _work_on(connection_of(session, mapper), session, work)
 
 

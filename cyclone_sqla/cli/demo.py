@@ -22,9 +22,10 @@ from sqlalchemy.orm import Session
 from cyclone_sqla import migrations
 from cyclone_sqla.cli import demo_shop
 from cyclone_sqla.cli.demo_checks import Check, checks
-from cyclone_sqla.cli.demo_place import Interrupts, Place, Workers, make_place
+from cyclone_sqla.cli.demo_place import NAMES, Interrupts, Place, Workers, make_place
 from cyclone_sqla.cli.demo_traffic import Books, open_shop, take_orders
 from cyclone_sqla.cli.failures import Failed, database_failures
+from cyclone_sqla.lifecycle import State
 from cyclone_sqla.urls import parsed
 
 PATIENCE = 60.0
@@ -32,6 +33,9 @@ PATIENCE = 60.0
 
 LOOK_EVERY = 0.1
 """Seconds between two looks at how far the jobs are."""
+
+KILL_FROM = 100
+"""With so many jobs or more, a worker is killed when a third of them are over."""
 
 EPILOG = """\b
 Exit codes:
@@ -59,10 +63,11 @@ Exit codes:
 )
 @click.option("--keep", is_flag=True, help="Leave what it makes, to be looked at.")
 def command(database_url: str | None, jobs: int, keep: bool) -> None:
-    """See it work: orders and their jobs commit together, and two workers run the jobs.
+    """See it work: orders and their jobs commit together, and two workers run the jobs, those of an
+    account one after the other. In the middle of it one of them is killed (with 100 jobs or more).
 
-    At the end it checks that nothing is missing, nothing happened twice, and nothing is left of
-    what was rolled back. It touches only what it makes, and removes that.
+    At the end it checks that nothing is missing, nothing happened twice or out of turn, and nothing
+    is left of what was rolled back. It touches only what it makes, and removes that.
     """
     console = Console(highlight=False)
     url = parsed(database_url) if database_url is not None else None
@@ -86,13 +91,15 @@ def _play(place: Place, jobs: int, interrupts: Interrupts, console: Console) -> 
     books = Books()
     try:
         with Workers(place, interrupts) as workers, Gauge(console, jobs) as gauge:
+            crash = Crash(workers, jobs)
             for committed in take_orders(jobs, books):
-                gauge.show(committed, _jobs_over())
+                gauge.show(committed, over := _jobs_over())
+                crash.come(over)
                 if _must_end(workers, interrupts):
                     break
-            _wait(jobs, workers, interrupts, gauge)
+            _wait(jobs, workers, interrupts, gauge, crash)
             lost = workers.ended()
-        _tell(books, console)
+        _tell(books, crash, console)
         with Session(demo_shop.engine()) as session:
             return [*checks(session, books), _workers_stayed(lost)]
     finally:
@@ -106,10 +113,10 @@ def _prepare(place: Place, console: Console) -> None:
     open_shop()
     _say(console, "migrate  The queue's tables stand beside the shop's own, in one database.")
     _say(console, "enqueue  Each order and the job that charges it are written in one transaction.")
-    _say(console, "work     Two worker processes claim the jobs and run them.\n")
+    _say(console, "work     Two worker processes run the jobs, those of an account in order.\n")
 
 
-def _wait(jobs: int, workers: Workers, interrupts: Interrupts, gauge: Gauge) -> None:
+def _wait(jobs: int, workers: Workers, interrupts: Interrupts, gauge: Gauge, crash: Crash) -> None:
     """Until every job is over, or there is no hope for it."""
     over, changed_at = -1, monotonic()
     while over < jobs and monotonic() - changed_at < PATIENCE:
@@ -117,6 +124,7 @@ def _wait(jobs: int, workers: Workers, interrupts: Interrupts, gauge: Gauge) -> 
             return
         sleep(LOOK_EVERY)
         before, over = over, _jobs_over()
+        crash.come(over)
         if over != before:
             changed_at = monotonic()
             gauge.show(jobs, over)
@@ -135,8 +143,35 @@ def _jobs_over() -> int:
         return session.scalar(how_many) or 0
 
 
+class Crash:
+    """The end of a worker in the middle of its jobs."""
+
+    def __init__(self, workers: Workers, jobs: int) -> None:
+        self._workers = workers
+        self._due = jobs // 3 if jobs >= KILL_FROM else jobs + 1
+        self.had_running = 0
+        """Jobs that the killed worker was at; 0 before."""
+
+    def come(self, over: int) -> None:
+        """Kill a worker if it is time, and it has begun what it has not ended."""
+        if over < self._due or self.had_running:
+            return
+        self.had_running = _jobs_of(NAMES[0])
+        if self.had_running:
+            self._workers.kill(NAMES[0])
+
+
+def _jobs_of(worker: str) -> int:
+    job = demo_shop.cyclone.job_class
+    running = sa.select(sa.func.count()).where(
+        job.state == State.RUNNING, job.worker.startswith(f"{worker}/")
+    )
+    with Session(demo_shop.engine()) as session:
+        return session.scalar(running) or 0
+
+
 def _workers_stayed(lost: Sequence[str]) -> Check:
-    return Check("both workers stayed to the end", f"{2 - len(lost)} of 2", "; ".join(lost))
+    return Check("every other worker stayed to the end", f"{2 - len(lost)} of 2", "; ".join(lost))
 
 
 # ---- on the screen -------------------------------------------------------------------------------
@@ -182,12 +217,17 @@ class Gauge:
         self._bars.stop()
 
 
-def _tell(books: Books, console: Console) -> None:
+def _tell(books: Books, crash: Crash, console: Console) -> None:
+    killed = ""
+    if crash.had_running:
+        killed = (
+            f"Killed: one worker, in the middle of {crash.had_running} jobs, which ran again.\n"
+        )
     _say(
         console,
         f"\nCommitted: {len(books.committed):,} orders, in {books.commits:,} transactions.\n"
         f"Rolled back: {len(books.rolled_back):,} orders, with {books.rollbacks:,} transactions "
-        f"and {books.savepoints:,} savepoints.\n",
+        f"and {books.savepoints:,} savepoints.\n{killed}",
     )
 
 
@@ -210,8 +250,8 @@ def _judge(found: Sequence[Check]) -> None:
 def _say_what_next(console: Console) -> None:
     _say(
         console,
-        "Delivery is at least once: had a worker died, its jobs would have run again. The shop's\n"
-        "action finds that an order is charged already, and then leaves everything as it is.\n\n"
+        "A job runs again when its worker dies. What the shop's action writes goes through the\n"
+        "session of its run, which commits together with the job's completion: it happens once.\n\n"
         "Read the shop, an application like yours:\n"
         f"  {demo_shop.__file__}\n"
         "Then try the quickstart in README.md or the tutorial in docs/, or in your application:\n"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import sqlalchemy as sa
 from sqlalchemy.orm import QueryableAttribute, Session
@@ -40,6 +41,8 @@ def checks(session: Session, books: Books) -> list[Check]:
         _nothing_rolled_back(books, [*orders, *job_orders, *(entry.number for entry in entries)]),
         _jobs_completed(jobs),
         _ledger_is_right(books, entries),
+        _accounts_are_in_order(session),
+        _no_two_at_a_time(session),
         _balances_are_right(session, books),
     ]
 
@@ -99,6 +102,38 @@ def _ledger_is_right(books: Books, entries: Collection[Sale]) -> Check:
         f"{len(entries):,} entries",
         _named(sorted(set(wrong)), "not one right entry"),
     )
+
+
+def _accounts_are_in_order(session: Session) -> Check:
+    """Orders get rising numbers, and the ledger's lines rising ids."""
+    lines = _lines(session)
+    wrong = [
+        after.order_number
+        for before, after in pairwise(lines)
+        if before.account_id == after.account_id and before.order_number > after.order_number
+    ]
+    return Check(
+        "each account's orders were charged in their order",
+        f"{len({line.account_id for line in lines})} accounts",
+        _named(wrong, "charged out of turn"),
+    )
+
+
+def _no_two_at_a_time(session: Session) -> Check:
+    wrong = [
+        after.order_number
+        for before, after in pairwise(_lines(session))
+        if before.account_id == after.account_id and after.began < before.ended
+    ]
+    return Check(
+        "no two of an account were charged at a time",
+        f"{len(wrong)} overlaps",
+        _named(wrong, "begun before the one before it had ended"),
+    )
+
+
+def _lines(session: Session) -> Sequence[Entry]:
+    return session.scalars(sa.select(Entry).order_by(Entry.account_id, Entry.id)).all()
 
 
 def _balances_are_right(session: Session, books: Books) -> Check:

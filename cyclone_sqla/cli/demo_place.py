@@ -30,8 +30,14 @@ APP = "cyclone_sqla.cli.demo_shop:cyclone"
 
 NAMES = ("worker-1", "worker-2")
 
-SLOTS = 20
-"""Of each worker: with more runs at a time more of them are settled at once."""
+REPLACEMENT = "worker-3"
+"""Who takes the place of the one that is killed."""
+
+SLOTS = 10
+"""Of each worker: one for each account."""
+
+LEASE = 2
+"""Seconds until the jobs of a worker that was killed run again."""
 
 GRACE = 2
 """Seconds that runs may go on when the workers are told to stop."""
@@ -123,7 +129,10 @@ def _on_server(place: Place, statement: CreateSchema | DropSchema) -> None:
 
 
 class Workers:
-    """Two worker processes of the shop, started as anybody starts them: `cyclone-sqla work`."""
+    """Two worker processes of the shop, started as anybody starts them: `cyclone-sqla work`.
+
+    Each is known by its name, which stands before the slash in the worker of a job.
+    """
 
     def __init__(self, place: Place, interrupts: Interrupts) -> None:
         self._place = place
@@ -151,6 +160,14 @@ class Workers:
         with self._interrupts.held():
             self._end(PATIENCE if exc is None else 0)
 
+    def kill(self, name: str) -> None:
+        """End one of them as a power cut does, and start another in its place."""
+        with self._interrupts.held():
+            victim = self._processes.pop(name)
+            victim.kill()
+            victim.wait()
+            self._processes[REPLACEMENT] = self._start(REPLACEMENT)
+
     def ended(self) -> list[str]:
         """Those that have ended though nobody told them to, each with what its log says last."""
         codes = {name: process.poll() for name, process in self._processes.items()}
@@ -171,6 +188,7 @@ class Workers:
         options = ["--app", APP, "--queues", f"{QUEUE}:{SLOTS}", "--name", name]
         if self._place.schema is not None:
             options += ["--schema", self._place.schema]
+        options += ["--lease", str(LEASE), "--rescue-interval", "0.5"]
         ending = ["--grace", str(GRACE), "--parent", str(self._pipe)]
         return [sys.executable, "-m", "cyclone_sqla", "work", *options, *ending]
 

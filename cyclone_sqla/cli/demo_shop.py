@@ -1,7 +1,7 @@
 """The shop of `cyclone-sqla demo`: an application like any other that uses the queue.
 
-It takes orders, and a job charges each of them to the customer's account. As services do, it reads
-from its environment where its database is.
+It takes orders, and a job charges each of them to the customer's account, one order of an account
+after the other. As services do, it reads from its environment where its database is.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import cache
+from time import monotonic
 
 import sqlalchemy as sa
 from sqlalchemy import Engine, ForeignKey
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from cyclone_sqla import Cyclone, begin_before_savepoints
+from cyclone_sqla import Context, Cyclone, JobSpec, begin_before_savepoints
 from cyclone_sqla.cli.options import DATABASE_URL
 from cyclone_sqla.urls import parsed, worker_url
 
@@ -34,6 +35,9 @@ def engine() -> Engine:
     return made.execution_options(schema_translate_map={None: cyclone.schema})
 
 
+cyclone.database = engine
+
+
 class Base(DeclarativeBase):
     """The shop's own tables."""
 
@@ -48,57 +52,56 @@ class Account(Base):
 
 
 class Order(Base):
-    """An order, and whether it has been charged to the account."""
+    """An order of a customer."""
 
     __tablename__ = "demo_order"
 
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     account_id: Mapped[int] = mapped_column(ForeignKey(Account.id))
     amount: Mapped[int]
-    is_charged: Mapped[bool] = mapped_column(default=False)
 
 
 class Entry(Base):
-    """One line of the ledger."""
+    """One line of the ledger, and when the run that wrote it began and ended."""
 
     __tablename__ = "demo_entry"
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    # Not unique: that an order has one entry is left to the action, so that it can be checked.
+    # Not unique: that an order has one entry is the queue's promise, so that it can be checked.
     order_number: Mapped[int] = mapped_column(ForeignKey(Order.number))
     account_id: Mapped[int] = mapped_column(ForeignKey(Account.id))
     amount: Mapped[int]
+    began: Mapped[float]
+    ended: Mapped[float]
 
 
 def place_orders(session: Session, orders: Sequence[Order]) -> None:
     """Orders and the jobs that charge them: with the commit all of them are there, or none."""
     session.add_all(orders)
-    jobs = [charge.job(order.number, order.account_id, order.amount) for order in orders]
-    cyclone.enqueue_many(session, jobs)
+    cyclone.enqueue_many(session, [_job_for(order) for order in orders])
 
 
-MARK_CHARGED = (
-    sa.update(Order)
-    .where(Order.number == sa.bindparam("order_number"), ~Order.is_charged)
-    .values(is_charged=True)
-)
+def _job_for(order: Order) -> JobSpec:
+    in_turn = charge.using(sequence=f"account-{order.account_id}")
+    return in_turn.job(order.number, order.account_id, order.amount)
+
 
 ADD_TO_BALANCE = (
     sa.update(Account)
-    .where(Account.id == sa.bindparam("account_id"))
-    .values(balance=Account.balance + sa.bindparam("amount"))
+    .where(Account.id == sa.bindparam("account"))
+    .values(balance=Account.balance + sa.bindparam("cents"))
 )
 
 
 @cyclone.action(queue=QUEUE)
-def charge(order_number: int, account_id: int, amount: int) -> None:
+def charge(ctx: Context, order_number: int, account_id: int, amount: int) -> None:
     """Enter an order in the ledger.
 
-    A job may run again, for example after its worker died before it could say that the job was
-    done. So the first thing written is a mark, and a run that finds it changes nothing.
+    What is written through the session commits together with the job's completion, or not at all:
+    it happens once, though the job may run again after its worker died.
     """
-    entry = {"order_number": order_number, "account_id": account_id, "amount": amount}
-    with engine().begin() as connection:
-        if connection.execute(MARK_CHARGED, entry).rowcount == 1:
-            connection.execute(sa.insert(Entry), entry)
-            connection.execute(ADD_TO_BALANCE, entry)
+    began = monotonic()
+    ctx.session.execute(ADD_TO_BALANCE, {"account": account_id, "cents": amount})
+    entry = Entry(order_number=order_number, account_id=account_id, amount=amount)
+    entry.began, entry.ended = began, monotonic()
+    ctx.session.add(entry)

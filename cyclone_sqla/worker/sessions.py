@@ -24,17 +24,23 @@ log = logging.getLogger("cyclone_sqla.worker")
 class Sessions:
     """Makes sessions as the application's own sessionmaker does, for the database of its jobs.
 
-    ``source`` is what the application gave as its database. A sync sessionmaker or Engine is used
-    as it is, with its pool, so that everything which the application tied to them holds; what they
-    can't serve (actions of the other kind, a URL, SQLite's way of beginning) gets an engine of the
-    worker's own. ``size`` bounds how many of its connections are in use at the same time.
+    ``source`` is what the application gave as its database, ``database`` where the worker finds its
+    jobs. A sync sessionmaker or Engine is used as it is, with its pool, so that everything which
+    the application tied to them holds. What they can't serve (actions of the other kind, a URL,
+    another database than theirs, SQLite's way of beginning) gets an engine of the worker's own.
+    ``size`` bounds how many of its connections are in use at the same time.
     """
 
     def __init__(
-        self, dialect: Dialect, source: Any, database: Engine | sa.URL, *, size: int
+        self,
+        dialect: Dialect,
+        source: Callable[[], Any],
+        database: Engine | sa.URL,
+        *,
+        size: int,
     ) -> None:
         self._dialect = dialect
-        self._source = source
+        self._find_source = source
         self._database = database
         self._size = size
         self._own: Engine | None = None
@@ -54,7 +60,7 @@ class Sessions:
     @property
     def application_pool(self) -> QueuePool | None:
         """The pool that sync actions share with the application, if it is one with bounds."""
-        engine = self._application_engine()
+        engine = self._shared
         return engine.pool if engine is not None and isinstance(engine.pool, QueuePool) else None
 
     def dispose(self) -> None:
@@ -71,27 +77,59 @@ class Sessions:
     def _make(self) -> Callable[[], Session]:
         is_factory = isinstance(self._source, sessionmaker)
         factory: sessionmaker[Session] = self._source if is_factory else sessionmaker()
-        engine = self._application_engine()
-        if engine is not None:
-            return factory if is_factory else partial(factory, bind=engine)
-        self._own = self._dialect.session_engine(self._database, self._size)
-        return partial(factory, bind=self._own)
+        if self._shared is not None:
+            return factory if is_factory else partial(factory, bind=self._shared)
+        self._own = self._dialect.session_engine(self._like, self._size)
+        return partial(factory, bind=self._own.execution_options(**self._options))
 
     @cached_property
     def _make_async(self) -> Callable[[], AsyncSession]:
-        self._own_async = self._dialect.async_session_engine(self._database, self._size)
+        self._own_async = self._dialect.async_session_engine(self._like, self._size)
         from sqlalchemy.ext.asyncio import async_sessionmaker
 
         is_factory = isinstance(self._source, async_sessionmaker)
         factory = self._source if is_factory else async_sessionmaker(expire_on_commit=False)
-        return partial(factory, bind=self._own_async)
+        return partial(factory, bind=self._own_async.execution_options(**self._options))
 
-    def _application_engine(self) -> Engine | None:
+    @cached_property
+    def _source(self) -> Any:
+        return self._find_source()
+
+    @cached_property
+    def _engine(self) -> Engine | None:
+        """The application's engine, if it leads to the database of the jobs."""
+        source = self._source
+        engine = getattr(source, "kw", {}).get("bind", source)
+        engine = getattr(engine, "sync_engine", engine)
+        if not isinstance(engine, Engine):
+            return None
+        theirs = self._database.url if isinstance(self._database, Engine) else self._database
+        return engine if _place_of(engine.url) == _place_of(theirs) else None
+
+    @property
+    def _shared(self) -> Engine | None:
         """The application's engine, if sync actions can use it as it is."""
-        engine = self._database if isinstance(self._database, Engine) else None
+        engine = self._engine
         if engine is None or engine.dialect.is_async or self._dialect.one_writer:
             return None
         return engine
+
+    @property
+    def _like(self) -> Engine | sa.URL:
+        """What an engine of the worker's own connects like."""
+        return self._engine if self._engine is not None else self._database
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        """How the application translates its schemas."""
+        if self._engine is None:
+            return {}
+        options = self._engine.get_execution_options()
+        return {name: options[name] for name in ("schema_translate_map",) if name in options}
+
+
+def _place_of(url: sa.URL) -> tuple[object, ...]:
+    return url.get_backend_name(), url.host, url.port, url.database
 
 
 def warn_of_a_small_pool(sessions: Sessions, runs: int) -> None:

@@ -6,12 +6,11 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from sqlalchemy import event
+from sqlalchemy import Connection, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from cyclone_sqla import operations
-from cyclone_sqla.binding import connection_of
+from cyclone_sqla import binding, operations
 from cyclone_sqla.context import ClaimedJob
 from cyclone_sqla.dialects import Dialect
 from cyclone_sqla.errors import ConfigurationError, LeaseLostError, TransactionError
@@ -83,9 +82,12 @@ class UnitOfWork:
     def check_lease(self) -> None:
         """Raise LeaseLostError if the run does not hold its lease any more."""
         session = self.session if not self.is_async else self.async_session.sync_session
-        connection = connection_of(session, self._books.mapper)
         run = HeldRun(self._job.id, self._job.lease)
-        if not operations.still_holds(connection, self._books.dialect, run):
+
+        def look(connection: Connection, _session: object) -> bool:
+            return operations.still_holds(connection, self._books.dialect, run)
+
+        if not binding.run_in_session(session, look, self._books.mapper):
             raise LeaseLostError(f"the lease of job {self._job.id} was lost")
 
     # ---- for the executor ------------------------------------------------------------------------
@@ -147,13 +149,16 @@ class UnitOfWork:
 
     def _write(self, session: Session, outcome: Outcome) -> Written:
         """The fence and the end of the run are the transaction's last statement."""
-        connection = connection_of(session, self._books.mapper)
         job, books = self._job, self._books
         end = Settlement(job.id, job.lease, job.attempt, books.worker, outcome, job.sequence_key)
-        owes = operations.settle_within(
-            connection, books.dialect, end, history_limit=books.history_limit
-        )
-        return Written(leaves_debt=owes)
+
+        def write(connection: Connection, _session: object) -> Written:
+            owes = operations.settle_within(
+                connection, books.dialect, end, history_limit=books.history_limit
+            )
+            return Written(leaves_debt=owes)
+
+        return binding.run_in_session(session, write, books.mapper)
 
     def _close(self, session: Session) -> None:
         type(session).close(session)
@@ -168,7 +173,7 @@ class UnitOfWork:
         if dialect.one_writer or not session.is_active:
             return True
         try:
-            connection_of(session, self._books.mapper).exec_driver_sql("SELECT 1")
+            binding.connection_of(session, self._books.mapper).exec_driver_sql("SELECT 1")
         except DBAPIError:
             return True  # it is aborted
         return False

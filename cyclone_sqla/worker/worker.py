@@ -192,10 +192,6 @@ class Worker:
             )
         return database
 
-    def resolve_source(self) -> Any:
-        """The same as it was given: the application's own sessionmaker, if it gave one."""
-        return self._given_engine or self._database or self.cyclone.resolve_source()
-
     def slots(self) -> dict[str, int]:
         """How many runs of each queue may go on at the same time."""
         if self.settings.queues is not None:
@@ -230,7 +226,7 @@ class _Parts:
         self.place: InstanceLock | None = None
         self.holdings = Holdings(self.slots)
         runs = sum(self.slots.values())
-        source = worker.resolve_source()
+        source = cyclone.resolve_source
         self.sessions = Sessions(self.dialect, source, database, size=min(runs, MOST_SESSIONS))
         books = Books(
             self.dialect, self.sessions, cyclone.job_class, worker.id, settings.history_limit
