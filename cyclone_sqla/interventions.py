@@ -54,7 +54,7 @@ def replay(
             return _act(connection, dialect, "replay", statement, job_id, by, **given)
     except IntegrityError as exc:  # the key was taken by a transaction that has just committed
         row = _look(connection, dialect, job_id)
-        raise _refusal(row, connection, dialect, "replay") from exc
+        raise refusal(row, connection, dialect, "replay") from exc
 
 
 def skip(connection: Connection, dialect: Dialect, job_id: int, by: str | None) -> JobRef:
@@ -91,11 +91,11 @@ def _act(
     given = {**params, "job_id": job_id, "now": dialect.now()}
     row = connection.execute(statement, given).first()
     if row is None:
-        raise _refusal(_look(connection, dialect, job_id), connection, dialect, verb)
+        raise refusal(_look(connection, dialect, job_id), connection, dialect, verb)
     entry = (row.id, verb, None, None, None, by, None, None)
     bound = dialect.syntax.bind("entries", statements.ENTRY, [entry])
     connection.execute(dialect.sql.record, {**bound, "now": dialect.now()})
-    return _ref(row)
+    return ref_of(row)
 
 
 def kind_of(connection: Connection, dialect: Dialect, job_id: int) -> str:
@@ -111,14 +111,20 @@ def _look(connection: Connection, dialect: Dialect, job_id: int) -> sa.Row[Any]:
     return row
 
 
-def _refusal(
+def refusal(
     row: sa.Row[Any], connection: Connection, dialect: Dialect, verb: str
 ) -> InvalidTransitionError | DuplicateError:
+    """Why a verb does not fit a job as it is now."""
     if verb == "replay" and row.unique_key is not None and State(row.state).is_terminal:
         bound = dialect.syntax.bind("keys", statements.KEY, [(row.kind, row.unique_key)])
         holder = connection.execute(dialect.sql.holders, bound).first()
         if holder is not None:
-            return DuplicateError([Duplicate(0, row.kind, row.unique_key, _ref(holder))])
+            return DuplicateError([Duplicate(0, row.kind, row.unique_key, ref_of(holder))])
+    if verb == "skip" and row.state in PEOPLES_VERBS[verb]:
+        return InvalidTransitionError(
+            f"job {row.id} is {row.state}, but halts no sequence and is no dead letter, so there "
+            "is nothing to skip"
+        )
     allowed = [name for name, states in PEOPLES_VERBS.items() if row.state in states]
     return InvalidTransitionError(
         f"job {row.id} is {row.state}, so it can't be {_PARTICIPLES[verb]}; "
@@ -136,7 +142,8 @@ _PARTICIPLES: Mapping[str, str] = {
 }
 
 
-def _ref(row: sa.Row[Any]) -> JobRef:
+def ref_of(row: sa.Row[Any]) -> JobRef:
+    """A job as the answer to a verb."""
     return JobRef(row.id, row.kind, row.queue, created=False, state=State(row.state))
 
 

@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 from cyclone_sqla.clock import Clock
 from cyclone_sqla.hint_senders import notify_channel
 from cyclone_sqla.hints import HintSender, queue_after_commit
+from cyclone_sqla.inspection_statements import InspectionStatements
 from cyclone_sqla.intervention_statements import InterventionStatements
 from cyclone_sqla.lifecycle import State
 from cyclone_sqla.line_statements import LineStatements
@@ -54,6 +55,7 @@ class Dialect(ABC):
         self.sql = Statements(self.tables, self.syntax)
         self.lines = LineStatements(self.tables, self.syntax)
         self.acts = InterventionStatements(self.tables, self.syntax)
+        self.looks = InspectionStatements(self.tables, self.syntax)
         self._prunes: dict[tuple[State, bool, bool], Any] = {}
 
     # ---- in the caller's transaction -------------------------------------------------------------
