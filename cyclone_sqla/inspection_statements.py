@@ -1,7 +1,7 @@
 """The statements of those who look: every one reads a bounded number of rows through an index.
 
-An index alone does not bound a look: each window also has an ORDER BY that only the index gives,
-or statistics from another day make PostgreSQL read the table for it.
+An index alone does not bound a look: each also has an ORDER BY that only the index gives, and a
+limit by :func:`at_most`, or statistics from another day make PostgreSQL read the table for it.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class InspectionStatements:
                 place < bindparam("place", type_=BigInteger()),
             )
             .order_by(place)
-            .limit(MOST_COUNTED)
+            .limit(at_most(MOST_COUNTED))
         )
         return select(func.count()).select_from(line.subquery("line"))
 
@@ -147,7 +147,7 @@ class InspectionStatements:
                 job.c.position > bindparam("after", type_=BigInteger()),
             )
             .order_by(job.c.position)
-            .limit(MOST_COUNTED)
+            .limit(at_most(MOST_COUNTED))
         )
 
     # ---- queues and workers ----------------------------------------------------------------------
@@ -185,7 +185,7 @@ class InspectionStatements:
             select(job.c.worker, job.c.queue)
             .where(predicate(IS_RUNNING))
             .order_by(job.c.leased_until)
-            .limit(WINDOW)
+            .limit(at_most(WINDOW))
             .subquery("running")
         )
         count = func.count().label("number")
@@ -208,7 +208,7 @@ class InspectionStatements:
                 sa.tuple_(job.c.priority, job.c.id) < place,
             )
             .order_by(job.c.priority, job.c.id)
-            .limit(MOST_COUNTED)
+            .limit(at_most(MOST_COUNTED))
         )
         return select(func.count()).select_from(line.subquery("line"))
 
@@ -255,10 +255,11 @@ class InspectionStatements:
                 job.c.state == word(State.AVAILABLE),
                 job.c.queue == of.c.queue,
                 job.c.kind == of.c.kind,
-                job.c.priority == of.c.priority,
+                # Not =, which would let any index that is in the order of ids serve.
+                job.c.priority.between(of.c.priority, of.c.priority),
             )
-            .order_by(job.c.id)
-            .limit(WINDOW)
+            .order_by(job.c.priority, job.c.id)
+            .limit(at_most(WINDOW))
             .correlate(of)
             .subquery("members")
         )
@@ -292,15 +293,13 @@ class InspectionStatements:
         ]
         return sa.union_all(*windows)
 
-    def _window(
-        self, name: str, which: ColumnElement[bool], *order: ColumnElement[Any]
-    ) -> Any:
+    def _window(self, name: str, which: ColumnElement[bool], *order: ColumnElement[Any]) -> Any:
         job = self.job
         rows = (
             select(job.c.queue, job.c.state, job.c.waits_for, job.c.dead_letter)
             .where(which)
             .order_by(*order)
-            .limit(WINDOW)
+            .limit(at_most(WINDOW))
             .subquery(f"window_{name}")
         )
         columns = (rows.c.queue, rows.c.state, rows.c.waits_for, rows.c.dead_letter)
@@ -339,7 +338,7 @@ class InspectionStatements:
                 sequence.c.key > bindparam("after", type_=Text()),
             )
             .order_by(sequence.c.key)
-            .limit(bindparam("limit", type_=sa.Integer()))
+            .limit(at_most(bindparam("limit", type_=sa.Integer())))
         )
 
     @cached_property
@@ -398,14 +397,16 @@ class InspectionStatements:
             )
             .where(predicate(IS_HALTED), job.c.id > bindparam("after", type_=BigInteger()))
             .order_by(job.c.id)
-            .limit(bindparam("limit", type_=sa.Integer()))
+            .limit(at_most(bindparam("limit", type_=sa.Integer())))
         )
 
     @cached_property
     def halted_count(self) -> Any:
         """How many sequences are halted, up to a bound."""
         job = self.job
-        halted = select(job.c.id).where(predicate(IS_HALTED)).order_by(job.c.id).limit(WINDOW)
+        halted = (
+            select(job.c.id).where(predicate(IS_HALTED)).order_by(job.c.id).limit(at_most(WINDOW))
+        )
         return select(func.count()).select_from(halted.subquery("halted"))
 
     def _in_line(self, key: ColumnElement[Any], outer: Any) -> ColumnElement[Any]:
@@ -414,7 +415,7 @@ class InspectionStatements:
             select(job.c.id)
             .where(job.c.sequence_key == key, job.c.sequence_open.is_not(None))
             .order_by(func.coalesce(job.c.position, job.c.id))
-            .limit(MOST_COUNTED + 1)
+            .limit(at_most(MOST_COUNTED + 1))
             .correlate(outer)
             .subquery("line")
         )
@@ -441,7 +442,7 @@ class InspectionStatements:
                 job.c.id > bindparam("after", type_=BigInteger()),
             )
             .order_by(job.c.id)
-            .limit(bindparam("limit", type_=sa.Integer()))
+            .limit(at_most(bindparam("limit", type_=sa.Integer())))
         )
 
     @cached_property
@@ -455,6 +456,15 @@ class InspectionStatements:
         )
         locked = self.syntax.locked(picked, job, "locked")
         return select(locked.c.id)
+
+
+def at_most(rows: int | ColumnElement[int]) -> ColumnElement[Any]:
+    """A limit that PostgreSQL can't see through, so that it plans for a small part of the rows.
+
+    Where it sees a limit that is larger than the rows which its statistics know of, it reads and
+    sorts all there are.
+    """
+    return select(sa.literal(rows) if isinstance(rows, int) else rows).scalar_subquery()
 
 
 def conditions(of: Any, wanted: JobFilter) -> list[ColumnElement[bool]]:

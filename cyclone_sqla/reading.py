@@ -17,7 +17,7 @@ from cyclone_sqla.dialects import Dialect
 from cyclone_sqla.errors import InvalidJobError, JobNotFoundError
 from cyclone_sqla.explanations import Explanation
 from cyclone_sqla.figures import HaltedSequence, JobEvent, QueueFigures, SequenceFigures, Stats
-from cyclone_sqla.inspection_statements import conditions
+from cyclone_sqla.inspection_statements import at_most, conditions
 from cyclone_sqla.job_filter import JobFilter
 from cyclone_sqla.job_spec import MAX_ID
 from cyclone_sqla.keys import check_key
@@ -188,7 +188,7 @@ class Reading(ABC):
         self, wanted: JobFilter, limit: int, after: int | None, *, newest_first: bool
     ) -> sa.Select[Any]:
         job = self.job_class
-        page = sa.select(job).where(*conditions(job, wanted)).limit(limit)
+        page = sa.select(job).where(*conditions(job, wanted)).limit(at_most(limit))
         if after is not None:
             page = page.where(job.id < after if newest_first else job.id > after)
         return page.order_by(job.id.desc() if newest_first else job.id)

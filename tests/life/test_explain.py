@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from cyclone_sqla import Explanation, JobNotFoundError, explanations, operations
-from cyclone_sqla.explanations import Reason
 from cyclone_sqla.figures import MOST_COUNTED, Count
 from cyclone_sqla.outcomes import CancelledOutcome, Discarded
 from tests.life.hands import BROKE, DONE, FAILED, HOPELESS, NOT_NOW, Hands
@@ -22,7 +21,10 @@ def _a_worker(hands: Hands) -> None:
 
 
 def announce(
-    hands: Hands, worker: str, queues: dict[str, int] | None = None, kinds: Sequence[str] = ("work",)
+    hands: Hands,
+    worker: str,
+    queues: dict[str, int] | None = None,
+    kinds: Sequence[str] = ("work",),
 ) -> None:
     record = {
         "id": worker,
@@ -372,12 +374,3 @@ def test_an_ended_job_says_how_it_ended(
 def test_an_unknown_id_is_an_error(hands: Hands, job_id: int) -> None:
     with pytest.raises(JobNotFoundError):
         explain(hands, job_id)
-
-
-def test_every_kind_of_reason_has_a_code_of_its_own() -> None:
-    codes = {name for name, cls in vars(explanations).items() if _is_reason(cls)}
-    assert len(codes) == 17
-
-
-def _is_reason(cls: object) -> bool:
-    return isinstance(cls, type) and issubclass(cls, Reason) and cls is not Reason
