@@ -142,7 +142,7 @@ class Stats:
     workers: tuple[WorkerFigures, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class JobEvent:
     """One entry of a job's history: a failed attempt, a rescue, a person's act.
 

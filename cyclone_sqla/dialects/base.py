@@ -136,6 +136,10 @@ class Dialect(ABC):
         """An engine of the worker's own for the application's database."""
 
     @abstractmethod
+    def command_engine(self, database: Engine | sa.URL) -> Engine:
+        """An engine for a person's command, whose transactions are like an application's."""
+
+    @abstractmethod
     def refuse_unfit_for_work(self, connection: Connection) -> None:
         """Raise ConfigurationError if a worker can't keep its promises on this database."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -173,6 +174,11 @@ class PostgresDialect(Dialect):
         if not settings.prepare:
             event.listen(engine, "connect", _never_prepare)
         return engine
+
+    def command_engine(self, database: Engine | sa.URL) -> Engine:
+        """Without prepared statements, which a transaction pooler may not carry."""
+        engine = self.worker_engine(database, replace(DEFAULT_SETTINGS, prepare=False))
+        return engine.execution_options(isolation_level="READ COMMITTED")
 
     def refuse_unfit_for_work(self, connection: Connection) -> None:
         version = connection.dialect.server_version_info

@@ -18,8 +18,8 @@ from tests.life.hands import Hands
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-HOT = 30_000
-PLAIN = 30_000
+HOT = 18_000
+PLAIN = 24_000
 
 Look = Callable[[Hands, sa.Connection], object]
 
@@ -38,11 +38,15 @@ FEW: dict[str, Look] = {
     "halted sequences": lambda hands, c: hands.cyclone.halted_sequences(c),
     "page of all": lambda hands, c: hands.cyclone.jobs(c, newest_first=True),
     "page of the paused": lambda hands, c: hands.cyclone.jobs(c, JobFilter(state="paused")),
-    "bulk": lambda hands, c: hands.cyclone.pause_many(
+}
+"""Looks that read what they tell, and count up to 1,000."""
+
+BULK: dict[str, Look] = {
+    "pause many": lambda hands, c: hands.cyclone.pause_many(
         c, JobFilter(queue="default"), after=HOT, limit=3
     ),
 }
-"""Looks that read what they tell, and count up to 1,000."""
+"""What a filter means is found as well as the statistics allow."""
 
 MANY: dict[str, Look] = {
     "preview": lambda hands, c: hands.cyclone.replay_many(
@@ -136,13 +140,19 @@ def crowded(database: Database, request: pytest.FixtureRequest) -> Iterator[Hand
 
 
 def test_a_look_costs_what_it_tells(crowded: Hands) -> None:
-    faults = []
+    faults: list[str] = []
     for names, rows, steps in ((FEW, 2.5 * MOST_COUNTED, 150_000), (MANY, 1.5 * WINDOW, 3_000_000)):
         for name, look in names.items():
             faults += [f"{name}: {fault}" for fault in costs(crowded, look, rows, steps)]
     assert faults == [], "\n\n".join(faults)
     with crowded.engine.connect() as connection:
         assert_bounded(crowded, connection)
+
+
+@pytest.mark.parametrize("crowded", [afterwards], indirect=True)
+def test_a_batch_of_many_goes_on_where_the_last_one_ended(crowded: Hands) -> None:
+    faults = [fault for look in BULK.values() for fault in costs(crowded, look, 1_000, 20_000)]
+    assert faults == [], "\n\n".join(faults)
 
 
 def assert_bounded(hands: Hands, connection: sa.Connection) -> None:

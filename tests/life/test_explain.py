@@ -229,7 +229,7 @@ def test_a_halted_sequence_names_its_head_why_and_since_when(hands: Hands) -> No
 
 
 def test_a_sequence_halted_by_a_cancel_says_by_whom(hands: Hands) -> None:
-    first, second, third = line(hands, 3, on_failure="halt")
+    _first, second, third = line(hands, 3, on_failure="halt")
     hands.act("cancel", second, by="anna")
     assert the_only(hands, second).has_turn is False
     hands.settle(hands.claim_one(), DONE)

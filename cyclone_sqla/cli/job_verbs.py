@@ -1,0 +1,371 @@
+"""`cyclone-sqla jobs cancel|pause|resume|replay|skip|reschedule`: by ids, or all of a filter."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar, cast
+
+import click
+
+from cyclone_sqla.bulk import BulkReport, Refused
+from cyclone_sqla.cli.access import Access, access_to, acts, require_app
+from cyclone_sqla.cli.failures import EXIT_CODES, FAILED
+from cyclone_sqla.cli.machine import print_json
+from cyclone_sqla.cli.options import Target, takes_target
+from cyclone_sqla.errors import DuplicateError, InvalidTransitionError, JobNotFoundError
+from cyclone_sqla.job_filter import JobFilter
+from cyclone_sqla.job_spec import MAX_ID, JobRef
+from cyclone_sqla.lifecycle import State
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+PARTICIPLES = {
+    "cancel": "cancelled",
+    "pause": "paused",
+    "resume": "resumed",
+    "replay": "replayed",
+    "skip": "skipped",
+    "reschedule": "rescheduled",
+}
+
+JOB_ID = click.IntRange(1, MAX_ID)
+
+# ---- options -------------------------------------------------------------------------------------
+
+
+def past(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | None:
+    """A time, or how long ago it was."""
+    return _moment(ctx, param, value, direction=-1)
+
+
+def future(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | None:
+    """A time, or how long it is until then."""
+    return _moment(ctx, param, value, direction=1)
+
+
+def _moment(
+    ctx: click.Context, param: click.Parameter, value: str | None, direction: int
+) -> datetime | None:
+    if value is None:
+        return None
+    duration = parse_duration(value)
+    if duration is not None:
+        return datetime.now(UTC) + direction * duration
+    try:
+        time = datetime.fromisoformat(value)
+    except ValueError:
+        time = None
+    if time is None or time.utcoffset() is None:
+        raise click.BadParameter(
+            f"{value!r} is no time: give one with its offset, like 2030-01-31T12:00:00Z, or a "
+            "duration, like 90s, 10m, 2h or 7d",
+            ctx,
+            param,
+        )
+    return time
+
+
+def delay(ctx: click.Context, param: click.Parameter, value: str | None) -> timedelta | None:
+    """How long from now."""
+    duration = None if value is None else parse_duration(value)
+    if value is not None and duration is None:
+        raise click.BadParameter(f"{value!r} is no duration, like 90s, 10m, 2h or 7d", ctx, param)
+    return duration
+
+
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+def parse_duration(text: str) -> timedelta | None:
+    """The duration that a text like 90s, 10m, 2h or 7d means; None if it means none."""
+    found = re.fullmatch(r"(\d{1,6})([smhd])", text)
+    return None if found is None else timedelta(**{_UNITS[found[2]]: int(found[1])})
+
+
+_FILTER_OPTIONS = (
+    click.option("--state", type=click.Choice([str(state) for state in State])),
+    click.option("--queue", metavar="NAME"),
+    click.option("--kind", metavar="KIND"),
+    click.option("--sequence", metavar="KEY"),
+    click.option("--tenant", metavar="NAME"),
+    click.option(
+        "--created-before", callback=past, metavar="TIME", help="ISO 8601, or an age like 2h."
+    ),
+    click.option(
+        "--created-after", callback=past, metavar="TIME", help="ISO 8601, or an age like 2h."
+    ),
+    click.option("--dead-letter", is_flag=True, help="Only dead letters that nobody dealt with."),
+)
+
+
+def filter_options(command: Command) -> Command:
+    """Give a command the options of a filter, for :func:`filter_of`."""
+    for option in reversed(_FILTER_OPTIONS):
+        command = option(command)
+    return command
+
+
+def filter_of(options: dict[str, Any]) -> JobFilter:
+    """The filter that the options mean; takes them out of ``options``."""
+    names = ("state", "queue", "kind", "sequence", "tenant", "created_before", "created_after")
+    given = {name: options.pop(name) for name in names}
+    return JobFilter(**given, dead_letter=options.pop("dead_letter") or None)
+
+
+def acts_on_jobs(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command what every verb on jobs takes."""
+    options = (
+        click.argument("ids", type=JOB_ID, nargs=-1, metavar="[ID]..."),
+        filter_options,
+        acts,
+        click.option("--dry-run", is_flag=True, help="Change nothing; say what would be done."),
+        click.option("--yes", is_flag=True, help="Don't ask, whatever the filter means."),
+        click.option(
+            "--batch",
+            type=click.IntRange(1, 10_000),
+            default=100,
+            show_default=True,
+            metavar="N",
+            help="Jobs of one transaction, where a filter says which.",
+        ),
+        click.option("--quiet", "-q", is_flag=True, help="Only the sums, not every job."),
+        click.option("--json", "as_json", is_flag=True, help="One JSON document."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return takes_target(command)
+
+
+# ---- what is done --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a person asks for: a verb with its options, and how to go about it."""
+
+    verb: str
+    by: str
+    options: Mapping[str, Any]
+    dry_run: bool
+    yes: bool
+    batch: int
+    quiet: bool
+    as_json: bool
+
+    @property
+    def participle(self) -> str:
+        """ "cancelled"; of a dry run "would be cancelled"."""
+        return ("would be " if self.dry_run else "") + PARTICIPLES[self.verb]
+
+
+@dataclass
+class Tally:
+    """What became of all jobs, told as it goes on unless it is told as one document."""
+
+    order: Order
+    done: list[int] = field(default_factory=list[int])
+    refused: list[Refused] = field(default_factory=list[Refused])
+
+    def add(self, done: Iterable[JobRef], refused: Iterable[Refused]) -> None:
+        """Note, and tell, what became of some."""
+        is_loud = not (self.order.quiet or self.order.as_json)
+        for ref in done:
+            self.done.append(ref.id)
+            if is_loud:
+                click.echo(f"job {ref.id} ({ref.kind}): {self._told(ref)}")
+        for refusal in refused:
+            self.refused.append(refusal)
+            if is_loud:
+                click.echo(f"job {refusal.job_id}: refused: {refusal.why}")
+
+    def _told(self, ref: JobRef) -> str:
+        if self.order.dry_run:
+            return self.order.participle
+        if self.order.verb == "cancel" and ref.state == State.RUNNING:
+            return "is running, and was asked to stop"
+        return f"{self.order.participle}, now {ref.state}"
+
+    def close(self) -> None:
+        """Tell the sums, and end the process accordingly."""
+        if self.order.as_json:
+            print_json(
+                {
+                    "verb": self.order.verb,
+                    "dry_run": self.order.dry_run,
+                    "done": self.done,
+                    "refused": self.refused,
+                }
+            )
+        else:
+            refused = f", {len(self.refused):,} refused" if self.refused else ""
+            click.echo(f"{len(self.done):,} {self.order.participle}{refused}")
+        if self.refused:
+            click.get_current_context().exit(FAILED)
+
+
+def carry_out(
+    target: Target, verb: str, ids: Sequence[int], options: dict[str, Any], **of_verb: Any
+) -> None:
+    """Do a verb to the named jobs, or to all that the filter means."""
+    wanted = filter_of(options)
+    if bool(ids) != wanted.is_empty:
+        raise click.UsageError(
+            f"which jobs? give ids, like `cyclone-sqla jobs {verb} 4711`, or a filter, like "
+            "--queue mail; not both"
+        )
+    order = Order(verb, options=of_verb, **options)
+    with access_to(target) as access:
+        tally = Tally(order)
+        if ids:
+            _act_on_each(access, order, ids, tally)
+        else:
+            _act_on_all(access, order, wanted, tally)
+    tally.close()
+
+
+def _act_on_each(access: Access, order: Order, ids: Iterable[int], tally: Tally) -> None:
+    """Each job in a transaction of its own; of a dry run the transaction is not committed."""
+    for job_id in ids:
+        try:
+            with access.engine.connect() as connection:
+                act = getattr(access.cyclone, order.verb)
+                ref = cast("JobRef", act(connection, job_id, by=order.by, **order.options))
+                if not order.dry_run:
+                    connection.commit()
+        except (InvalidTransitionError, DuplicateError, JobNotFoundError) as exc:
+            tally.add((), [Refused(job_id=job_id, why=str(exc))])
+        else:
+            tally.add([ref], ())
+
+
+def _act_on_all(access: Access, order: Order, wanted: JobFilter, tally: Tally) -> None:
+    if not (order.yes or order.dry_run):
+        _ask(access, order, wanted)
+    for report in _batches(access, order, wanted, preview=order.dry_run):
+        tally.add(report.done, report.refused)
+
+
+def _batches(
+    access: Access, order: Order, wanted: JobFilter, *, preview: bool
+) -> Generator[BulkReport]:
+    """Batch after batch, each committed before it is told."""
+    after: int | None = 0
+    while after is not None:
+        with access.transaction() as connection:
+            report = _one_batch(access, order, wanted, connection, after, order.batch, preview)
+        yield report
+        after = report.after
+
+
+ASKED_OF = 1_000
+"""How many jobs are counted before a person is asked."""
+
+
+def _ask(access: Access, order: Order, wanted: JobFilter) -> None:
+    with access.transaction() as connection:
+        look = _one_batch(access, order, wanted, connection, 0, ASKED_OF, preview=True)
+    more = " or more" if look.after is not None else ""
+    refused = f" ({len(look.refused):,}{more} will be refused)" if look.refused else ""
+    jobs = "job" if len(look.done) == 1 and not more else "jobs"
+    click.confirm(f"{order.verb} {len(look.done):,}{more} {jobs}{refused}?", abort=True, err=True)
+
+
+def _one_batch(
+    access: Access,
+    order: Order,
+    wanted: JobFilter,
+    connection: Any,
+    after: int,
+    limit: int,
+    preview: bool,
+) -> BulkReport:
+    act = getattr(access.cyclone, f"{order.verb}_many")
+    options = {**order.options, "by": order.by, "preview": preview}
+    return cast("BulkReport", act(connection, wanted, after=after, limit=limit, **options))
+
+
+# ---- the commands --------------------------------------------------------------------------------
+
+
+@click.command("cancel", epilog=EXIT_CODES)
+@acts_on_jobs
+def cancel(target: Target, /, ids: Sequence[int], **options: Any) -> None:
+    """End waiting jobs, and ask running ones to stop.
+
+    A running job ends as cancelled, whatever it does. Name jobs by ids, or all by a filter.
+    """
+    carry_out(target, "cancel", ids, options)
+
+
+@click.command("pause", epilog=EXIT_CODES)
+@acts_on_jobs
+def pause(target: Target, /, ids: Sequence[int], **options: Any) -> None:
+    """Keep waiting jobs from running; they keep their place."""
+    carry_out(target, "pause", ids, options)
+
+
+@click.command("resume", epilog=EXIT_CODES)
+@acts_on_jobs
+def resume(target: Target, /, ids: Sequence[int], **options: Any) -> None:
+    """Let paused jobs go on."""
+    carry_out(target, "resume", ids, options)
+
+
+@click.command("replay", epilog=EXIT_CODES)
+@click.option(
+    "--arguments",
+    metavar="JSON",
+    help="New arguments, of one job; checked against its action, so --app is needed.",
+)
+@acts_on_jobs
+def replay(target: Target, /, ids: Sequence[int], arguments: str | None, **options: Any) -> None:
+    """Have failed and cancelled jobs begin afresh, in their old places."""
+    if arguments is None:
+        carry_out(target, "replay", ids, options)
+        return
+    if len(ids) != 1:
+        raise click.UsageError("--arguments are for one job: give its id")
+    require_app(target, "new arguments are checked against the job's action")
+    carry_out(target, "replay", ids, options, arguments=_object(arguments))
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as exc:
+        raise click.UsageError(f"--arguments: not JSON: {exc}") from exc
+    if not isinstance(value, dict):
+        raise click.UsageError('--arguments: a JSON object is needed, like {"to": "a@example.org"}')
+    return cast("dict[str, Any]", value)
+
+
+@click.command("skip", epilog=EXIT_CODES)
+@acts_on_jobs
+def skip(target: Target, /, ids: Sequence[int], **options: Any) -> None:
+    """Pass over heads that halt their sequences, and mark dead letters as dealt with."""
+    carry_out(target, "skip", ids, options)
+
+
+@click.command("reschedule", epilog=EXIT_CODES)
+@click.option("--in", "process_in", callback=delay, metavar="DURATION", help="From now: 90s, 2h.")
+@click.option("--at", "process_at", callback=future, metavar="TIME", help="ISO 8601, with offset.")
+@acts_on_jobs
+def reschedule(
+    target: Target,
+    /,
+    ids: Sequence[int],
+    process_in: timedelta | None,
+    process_at: datetime | None,
+    **options: Any,
+) -> None:
+    """Give waiting jobs another time."""
+    if (process_in is None) == (process_at is None):
+        raise click.UsageError("when? give one of --in and --at")
+    carry_out(target, "reschedule", ids, options, process_in=process_in, process_at=process_at)
+
+
+VERBS = (cancel, pause, resume, replay, skip, reschedule)

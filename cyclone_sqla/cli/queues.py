@@ -1,0 +1,89 @@
+"""`cyclone-sqla queues`: what stands in them, who serves them, and their pauses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from cyclone_sqla.cli.access import access_to, acts
+from cyclone_sqla.cli.failures import EXIT_CODES
+from cyclone_sqla.cli.machine import print_json
+from cyclone_sqla.cli.options import Target, takes_target
+from cyclone_sqla.figures import Count, QueueFigures
+from cyclone_sqla.lifecycle import State
+
+
+@click.group("queues")
+def command() -> None:
+    """Look at queues, pause and resume them."""
+
+
+@command.command("list", epilog=EXIT_CODES)
+@takes_target
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def list_queues(target: Target, /, as_json: bool) -> None:
+    """List every queue that has jobs, is paused, or is served by a live worker.
+
+    Counts end at 10,000 or a little more.
+    """
+    with access_to(target) as access, access.transaction() as connection:
+        queues = access.cyclone.queues(connection)
+    if as_json:
+        print_json({"queues": queues})
+    elif queues:
+        _print_queues(queues)
+    else:
+        click.echo("no queues")
+
+
+def _print_queues(queues: Sequence[QueueFigures]) -> None:
+    from cyclone_sqla.cli.tables import Column, print_table
+
+    columns = (
+        Column("QUEUE", gives=True),
+        *(Column(str(name).upper(), justify="right") for name in _SHOWN),
+        Column("ENDED", justify="right"),
+        Column("WAITS SINCE", gives=True),
+        Column("SLOTS", justify="right"),
+        Column("PAUSED", gives=True),
+    )
+    print_table(columns, (_row(queue) for queue in queues))
+
+
+_SHOWN = (State.PENDING, State.AVAILABLE, State.RUNNING, State.PAUSED)
+
+
+def _row(queue: QueueFigures) -> tuple[object, ...]:
+    ended = sum((n for state, n in queue.jobs.items() if state.is_terminal), Count(0))
+    counts = (*(queue.jobs[state] for state in _SHOWN), ended)
+    paused = None
+    if queue.paused_at is not None:
+        paused = f"by {queue.paused_by}" if queue.paused_by else "yes"
+    return queue.name, *map(brief, counts), queue.waits_since, queue.slots, paused
+
+
+def brief(count: Count) -> str:
+    """A count for a narrow column: 10,000+ is "10,000 or more"."""
+    return f"{count.number:,}" + ("" if count.is_exact else "+")
+
+
+@command.command("pause", epilog=EXIT_CODES)
+@takes_target
+@click.argument("name")
+@acts
+def pause(target: Target, /, name: str, by: str) -> None:
+    """Keep workers from claiming from a queue. Jobs that run go on, and enqueue works."""
+    with access_to(target) as access, access.transaction() as connection:
+        access.cyclone.pause_queue(connection, name, by=by)
+    click.echo(f"queue {name} is paused")
+
+
+@command.command("resume", epilog=EXIT_CODES)
+@takes_target
+@click.argument("name")
+def resume(target: Target, /, name: str) -> None:
+    """Have workers claim from a queue again."""
+    with access_to(target) as access, access.transaction() as connection:
+        was_paused = access.cyclone.resume_queue(connection, name)
+    click.echo(f"queue {name} " + ("is resumed" if was_paused else "was not paused"))

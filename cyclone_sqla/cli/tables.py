@@ -1,0 +1,84 @@
+"""What commands print for people: tables that fit the terminal, and whole lines into a pipe."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+PIPED = 10_000
+"""The width where nobody looks: whoever reads a pipe wants whole lines."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column. One that ``gives`` is cut where the terminal is too narrow for all."""
+
+    name: str
+    gives: bool = False
+    justify: Literal["left", "right"] = "left"
+
+
+def print_table(columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> None:
+    """Print rows under their names; a None is an empty cell."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1))
+    for column in columns:
+        table.add_column(
+            column.name,
+            no_wrap=True,
+            justify=column.justify,
+            overflow="ellipsis",
+            ratio=None,
+            min_width=None if column.gives else len(column.name),
+        )
+    for row in rows:
+        table.add_row(*(Text(shown(cell)) for cell in row))
+    _console().print(table)
+
+
+def print_pairs(pairs: Iterable[tuple[str, object]]) -> None:
+    """Print names and values, one a line; leaves out what is None."""
+    given = [(name, value) for name, value in pairs if value is not None]
+    width = max((len(name) for name, _ in given), default=0)
+    for name, value in given:
+        print_line(f"{name:<{width}}  {shown(value)}")
+
+
+def print_line(text: str) -> None:
+    """Print a line as it is: a terminal wraps it."""
+    _console().print(Text(text), soft_wrap=True)
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines as they are, indented as they are."""
+    for line in lines:
+        indent = len(line) - len(line.lstrip())
+        print_line(" " * indent + shown(line))
+
+
+def print_paragraph(text: str) -> None:
+    """Print a paragraph, wrapped at words."""
+    _console().print(Text(shown(text)))
+
+
+def shown(value: object) -> str:
+    """A value as text of one line; what a terminal would obey is made visible."""
+    if value is None:
+        return ""
+    if isinstance(value, datetime):
+        return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+    text = " ".join(str(value).split())
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _console() -> Console:
+    is_piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(width=PIPED if is_piped else None, highlight=False)
