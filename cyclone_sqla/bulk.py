@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from cyclone_sqla import interventions, statements
 from cyclone_sqla.dialects import Dialect
-from cyclone_sqla.errors import DuplicateError, InvalidTransitionError, JobNotFoundError
+from cyclone_sqla.errors import Duplicate, DuplicateError, InvalidTransitionError, JobNotFoundError
 from cyclone_sqla.job_filter import JobFilter
 from cyclone_sqla.job_spec import JobRef
 from cyclone_sqla.lifecycle import PEOPLES_VERBS, State
@@ -101,13 +101,16 @@ def _judge(
 ) -> _Outcome:
     """What would become of them, as things are now."""
     done, refused = list[JobRef](), list[Refused]()
-    keys = _held_keys(connection, dialect, rows) if verb == "replay" else set[_Key]()
+    holders = _holders(connection, dialect, rows) if verb == "replay" else dict[_Key, JobRef]()
     for row in rows:
-        key = (row.kind, row.unique_key)
-        if _fits(verb, row) and key not in keys:
+        holder = holders.get((row.kind, row.unique_key))
+        if _fits(verb, row) and holder is None:
             done.append(interventions.ref_of(row))
             if verb == "replay" and row.unique_key is not None:
-                keys.add(key)
+                holders[row.kind, row.unique_key] = interventions.ref_of(row)
+        elif _fits(verb, row):
+            taken = DuplicateError([Duplicate(0, row.kind, row.unique_key, holder)])
+            refused.append(Refused(job_id=row.id, why=str(taken)))
         else:
             why = interventions.refusal(row, connection, dialect, verb)
             refused.append(Refused(job_id=row.id, why=str(why)))
@@ -123,11 +126,13 @@ def _fits(verb: str, row: sa.Row[Any]) -> bool:
     return verb != "skip" or row.sequence_open is not None or row.dead_letter is not None
 
 
-def _held_keys(connection: Connection, dialect: Dialect, rows: Sequence[sa.Row[Any]]) -> set[_Key]:
-    """Which unique keys of these jobs active jobs hold."""
+def _holders(
+    connection: Connection, dialect: Dialect, rows: Sequence[sa.Row[Any]]
+) -> dict[_Key, JobRef]:
+    """The active jobs that hold unique keys of these jobs."""
     keys = sorted({(row.kind, row.unique_key) for row in rows if row.unique_key is not None})
     if not keys:
-        return set()
+        return {}
     bound = dialect.syntax.bind("keys", statements.KEY, keys)
     held = connection.execute(dialect.sql.holders, bound)
-    return {(row.kind, row.unique_key) for row in held}
+    return {(row.kind, row.unique_key): interventions.ref_of(row) for row in held}

@@ -168,26 +168,29 @@ class Tally:
 
     order: Order
     done: list[int] = field(default_factory=list[int])
+    asked: list[int] = field(default_factory=list[int])
     refused: list[Refused] = field(default_factory=list[Refused])
 
     def add(self, done: Iterable[JobRef], refused: Iterable[Refused]) -> None:
         """Note, and tell, what became of some."""
-        is_loud = not (self.order.quiet or self.order.as_json)
         for ref in done:
-            self.done.append(ref.id)
-            if is_loud:
-                click.echo(f"job {ref.id} ({ref.kind}): {self._told(ref)}")
+            is_asked = self.order.verb == "cancel" and ref.state == State.RUNNING
+            (self.asked if is_asked else self.done).append(ref.id)
+            self._tell(f"job {ref.id} ({ref.kind}): {self._told(ref, is_asked)}")
         for refusal in refused:
             self.refused.append(refusal)
-            if is_loud:
-                click.echo(f"job {refusal.job_id}: refused: {refusal.why}")
+            self._tell(f"job {refusal.job_id}: refused: {refusal.why}")
 
-    def _told(self, ref: JobRef) -> str:
-        if self.order.dry_run:
-            return self.order.participle
-        if self.order.verb == "cancel" and ref.state == State.RUNNING:
-            return "is running, and was asked to stop"
-        return f"{self.order.participle}, now {ref.state}"
+    def _told(self, ref: JobRef, is_asked: bool) -> str:
+        if is_asked:
+            return f"runs, {'would be' if self.order.dry_run else 'was'} asked to stop"
+        participle = self.order.participle
+        now = "" if self.order.dry_run or ref.state == participle else f", now {ref.state}"
+        return participle + now
+
+    def _tell(self, line: str) -> None:
+        if not (self.order.quiet or self.order.as_json):
+            click.echo(line)
 
     def close(self) -> None:
         """Tell the sums, and end the process accordingly."""
@@ -197,12 +200,14 @@ class Tally:
                     "verb": self.order.verb,
                     "dry_run": self.order.dry_run,
                     "done": self.done,
+                    "asked_to_stop": self.asked,
                     "refused": self.refused,
                 }
             )
         else:
+            asked = f", {len(self.asked):,} asked to stop" if self.asked else ""
             refused = f", {len(self.refused):,} refused" if self.refused else ""
-            click.echo(f"{len(self.done):,} {self.order.participle}{refused}")
+            click.echo(f"{len(self.done):,} {self.order.participle}{asked}{refused}")
         if self.refused:
             click.get_current_context().exit(FAILED)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import Any
 
 import click
@@ -82,9 +83,9 @@ def print_jobs(jobs: Sequence[Job]) -> None:
 
 def _row(job: Job) -> tuple[object, ...]:
     state = job.state if job.waits_for is None else f"{job.state}: {job.waits_for}"
-    tries = f"{job.attempt - job.snoozes}/{job.max_attempts}"
-    created = _short(job.created_at)
-    return job.id, job.kind, job.queue, state, tries, created, "; ".join(_notes(job))
+    tries = job.attempt - job.snoozes
+    notes = "; ".join(_notes(job))
+    return job.id, job.kind, job.queue, state, tries, _short(job.created_at), notes
 
 
 def _notes(job: Job) -> Iterator[str]:
@@ -101,10 +102,10 @@ def _notes(job: Job) -> Iterator[str]:
         yield job.last_error
 
 
-def _short(time: Any) -> str:
-    from cyclone_sqla.cli.tables import shown
+def _short(time: datetime) -> str | None:
+    from cyclone_sqla.cli.tables import short
 
-    return shown(time)[5:]
+    return short(time)
 
 
 # ---- show ----------------------------------------------------------------------------------------

@@ -25,7 +25,8 @@ def command() -> None:
 def list_queues(target: Target, /, as_json: bool) -> None:
     """List every queue that has jobs, is paused, or is served by a live worker.
 
-    Counts end at 10,000 or a little more.
+    Counts end at 10,000 or a little more. OLDEST is since when the first of the available jobs
+    could have run, SLOTS how many jobs the live workers run at the same time.
     """
     with access_to(target) as access, access.transaction() as connection:
         queues = access.cyclone.queues(connection)
@@ -43,10 +44,9 @@ def _print_queues(queues: Sequence[QueueFigures]) -> None:
     columns = (
         Column("QUEUE", gives=True),
         *(Column(str(name).upper(), justify="right") for name in _SHOWN),
-        Column("ENDED", justify="right"),
-        Column("WAITS SINCE", gives=True),
+        Column("OLDEST (UTC)"),
         Column("SLOTS", justify="right"),
-        Column("PAUSED", gives=True),
+        Column("NOTE", gives=True),
     )
     print_table(columns, (_row(queue) for queue in queues))
 
@@ -55,12 +55,13 @@ _SHOWN = (State.PENDING, State.AVAILABLE, State.RUNNING, State.PAUSED)
 
 
 def _row(queue: QueueFigures) -> tuple[object, ...]:
-    ended = sum((n for state, n in queue.jobs.items() if state.is_terminal), Count(0))
-    counts = (*(queue.jobs[state] for state in _SHOWN), ended)
+    from cyclone_sqla.cli.tables import short
+
+    counts = (brief(queue.jobs[state]) for state in _SHOWN)
     paused = None
     if queue.paused_at is not None:
-        paused = f"by {queue.paused_by}" if queue.paused_by else "yes"
-    return queue.name, *map(brief, counts), queue.waits_since, queue.slots, paused
+        paused = "paused" + (f" by {queue.paused_by}" if queue.paused_by else "")
+    return queue.name, *counts, short(queue.waits_since), queue.slots, paused
 
 
 def brief(count: Count) -> str:

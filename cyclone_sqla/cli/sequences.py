@@ -99,6 +99,8 @@ def _print_sequences(found: Sequence[SequenceFigures]) -> None:
 
 
 def _row(line: SequenceFigures) -> tuple[object, ...]:
+    from cyclone_sqla.cli.tables import short
+
     head, notes = line.head, list[str]()
     if line.is_halted:
         notes.append("halted")
@@ -107,13 +109,12 @@ def _row(line: SequenceFigures) -> tuple[object, ...]:
     if head is None:
         return line.key, None, None, None, None, brief(line.waiting), ", ".join(notes)
     state = head.state if head.waits_for is None else f"{head.state}: {head.waits_for}"
-    return (
-        line.key, head.id, head.kind, state, head.since, brief(line.waiting), ", ".join(notes),
-    )  # fmt: skip
+    place = (line.key, head.id, head.kind, state, short(head.since))
+    return *place, brief(line.waiting), ", ".join(notes)
 
 
 def _print_halted(found: Sequence[HaltedSequence]) -> None:
-    from cyclone_sqla.cli.tables import Column, print_table
+    from cyclone_sqla.cli.tables import Column, print_table, short
 
     if not found:
         click.echo("no sequence is halted")
@@ -126,7 +127,7 @@ def _print_halted(found: Sequence[HaltedSequence]) -> None:
         Column("WAITING", justify="right"),
         Column("WHY", gives=True),
     )
-    rows = ((h.key, h.head, h.kind, h.since, brief(h.waiting), h.why) for h in found)
+    rows = ((h.key, h.head, h.kind, short(h.since), brief(h.waiting), h.why) for h in found)
     print_table(columns, rows)
 
 

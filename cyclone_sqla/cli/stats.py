@@ -41,7 +41,7 @@ def _pairs(stats: Stats) -> Iterator[tuple[str, object]]:
     yield "dead letters", stats.dead_letters
     yield "halted sequences", stats.halted_sequences
     yield "paused queues", ", ".join(stats.paused_queues) or "none"
-    yield "available since", stats.waits_since
+    yield "oldest available", stats.waits_since
     alive = sum(worker.is_alive for worker in stats.workers)
     yield "live workers", alive
 
@@ -66,6 +66,8 @@ def _print_workers(workers: tuple[WorkerFigures, ...]) -> None:
 
 
 def _row(worker: WorkerFigures) -> tuple[object, ...]:
+    from cyclone_sqla.cli.tables import short
+
     queues = ",".join(f"{queue}:{slots}" for queue, slots in worker.queues.items())
     state = "alive" if worker.is_alive else "silent"
-    return worker.name, state, worker.seen_at, queues, ",".join(worker.kinds)
+    return worker.name, state, short(worker.seen_at), queues, ",".join(worker.kinds)

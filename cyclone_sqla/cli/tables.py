@@ -28,19 +28,15 @@ class Column:
 
 
 def print_table(columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> None:
-    """Print rows under their names; a None is an empty cell."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1))
+    """Print rows under their names, one a line; a None is an empty cell."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
         table.add_column(
-            column.name,
-            no_wrap=True,
-            justify=column.justify,
-            overflow="ellipsis",
-            ratio=None,
-            min_width=None if column.gives else len(column.name),
+            column.name, no_wrap=not column.gives, justify=column.justify, overflow="ellipsis"
         )
     for row in rows:
-        table.add_row(*(Text(shown(cell)) for cell in row))
+        # What gives would rather wrap than be cut, if its cells let it.
+        table.add_row(*(Text(shown(cell), no_wrap=True) for cell in row))
     _console().print(table)
 
 
@@ -77,6 +73,11 @@ def shown(value: object) -> str:
         return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
     text = " ".join(str(value).split())
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def short(time: datetime | None) -> str | None:
+    """A time as a table has room for: month, day and minute, in UTC."""
+    return None if time is None else f"{time.astimezone(UTC):%m-%d %H:%M}"
 
 
 def _console() -> Console:
