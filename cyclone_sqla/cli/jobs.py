@@ -182,11 +182,11 @@ def _print_history(history: Sequence[JobEvent]) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def explain(target: Target, /, job_id: int, as_json: bool) -> None:
     """Say why a job isn't running."""
-    from cyclone_sqla.cli.tables import print_paragraph
-
     with access_to(target) as access, access.transaction() as connection:
         explanation = access.cyclone.explain(connection, job_id)
     if as_json:
         print_json(explanation)
-    else:
-        print_paragraph(explanation.text)
+        return
+    from cyclone_sqla.cli.tables import print_paragraph
+
+    print_paragraph(explanation.text)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import click
 import sqlalchemy as sa
@@ -36,9 +36,10 @@ def plain(value: Any) -> Any:
         given = {field.name: getattr(value, field.name) for field in fields(value)}
         return _named({**_told_by(value), **given})
     if isinstance(value, Mapping):
-        return {str(name): plain(each) for name, each in value.items()}
+        named = cast("Mapping[object, object]", value)
+        return {str(name): plain(each) for name, each in named.items()}
     if isinstance(value, Collection) and not isinstance(value, str):
-        return [plain(each) for each in value]
+        return [plain(each) for each in cast("Collection[object]", value)]
     return value
 
 
