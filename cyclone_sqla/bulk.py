@@ -103,17 +103,17 @@ def _judge(
     done, refused = list[JobRef](), list[Refused]()
     holders = _holders(connection, dialect, rows) if verb == "replay" else dict[_Key, JobRef]()
     for row in rows:
-        holder = holders.get((row.kind, row.unique_key))
-        if _fits(verb, row) and holder is None:
-            done.append(interventions.ref_of(row))
-            if verb == "replay" and row.unique_key is not None:
-                holders[row.kind, row.unique_key] = interventions.ref_of(row)
-        elif _fits(verb, row):
-            taken = DuplicateError([Duplicate(0, row.kind, row.unique_key, holder)])
-            refused.append(Refused(job_id=row.id, why=str(taken)))
+        ref, key = interventions.ref_of(row), (row.kind, row.unique_key)
+        if not _fits(verb, row):
+            why = str(interventions.refusal(row, connection, dialect, verb))
+            refused.append(Refused(job_id=row.id, why=why))
+        elif key in holders:
+            why = str(DuplicateError([Duplicate(0, row.kind, row.unique_key, holders[key])]))
+            refused.append(Refused(job_id=row.id, why=why))
         else:
-            why = interventions.refusal(row, connection, dialect, verb)
-            refused.append(Refused(job_id=row.id, why=str(why)))
+            done.append(ref)
+            if verb == "replay" and row.unique_key is not None:
+                holders[key] = ref
     return done, refused
 
 

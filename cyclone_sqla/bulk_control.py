@@ -22,6 +22,7 @@ BATCH = 100
 """How many jobs one call takes, unless it says otherwise."""
 
 MAX_BATCH = 10_000
+"""The most jobs that one call takes."""
 
 
 class BulkControl(Control):
@@ -30,8 +31,8 @@ class BulkControl(Control):
     One call is one batch in the caller's transaction: go on with ``after=report.after``, in the
     next transaction, until that is None. ``preview=True`` changes nothing and says what would be
     done. Jobs are taken by id; without a state in the filter, those whose state allows the verb.
-    One that another transaction has locked is refused, not waited for (but an enqueue that holds
-    a unique key which a replay needs is). A filter that is empty is refused (InvalidJobError).
+    One that another transaction has locked is refused, not waited for; a replay may yet wait for a
+    transaction that takes its unique key. An empty filter is refused (InvalidJobError).
     """
 
     @overload

@@ -113,7 +113,8 @@ class _Look:
         head = self._one(self.dialect.looks.head_facts, key=job.sequence_key)
         ahead = self._ahead(job)
         reason = None
-        if head is not None and head.sequence_open is not None:
+        # It may have become the head itself since it was read.
+        if head is not None and head.sequence_open is not None and head.id != job.id:
             reason = self._behind(job, head, ahead)
             yield reason
         missing = None if job.position is None else self._missing(job, through)

@@ -22,7 +22,7 @@ from cyclone_sqla.errors import (
     InvalidTransitionError,
     JobNotFoundError,
 )
-from cyclone_sqla.job_spec import JobRef
+from cyclone_sqla.job_spec import MAX_ID, JobRef
 from cyclone_sqla.lifecycle import PEOPLES_VERBS, State
 
 
@@ -88,6 +88,7 @@ def _act(
     by: str | None,
     **params: Any,
 ) -> JobRef:
+    _refuse_impossible(job_id)
     given = {**params, "job_id": job_id, "now": dialect.now()}
     row = connection.execute(statement, given).first()
     if row is None:
@@ -105,10 +106,17 @@ def kind_of(connection: Connection, dialect: Dialect, job_id: int) -> str:
 
 
 def _look(connection: Connection, dialect: Dialect, job_id: int) -> sa.Row[Any]:
+    _refuse_impossible(job_id)
     row = connection.execute(dialect.acts.look, {"job_id": job_id}).first()
     if row is None:
         raise JobNotFoundError(f"there is no job {job_id} in this database")
     return row
+
+
+def _refuse_impossible(job_id: int) -> None:
+    """An id that no job can have would be an error of the database."""
+    if not 0 < job_id <= MAX_ID:
+        raise JobNotFoundError(f"there is no job {job_id} in this database")
 
 
 def refusal(

@@ -272,3 +272,11 @@ def test_the_history_tells_runs_and_acts_in_their_order(hands: Hands) -> None:
     ]
     assert events[0].error == "ValueError: it broke"
     assert ask(hands, "history", 2**70) == []
+
+
+@pytest.mark.parametrize("verb", ["cancel", "pause", "resume", "replay", "skip", "reschedule"])
+@pytest.mark.parametrize("job_id", [0, -1, 4711, 2**63])
+def test_no_verb_finds_a_job_that_is_not_there(hands: Hands, verb: str, job_id: int) -> None:
+    options = {"process_in": 5} if verb == "reschedule" else {}
+    with pytest.raises(JobNotFoundError, match=str(job_id)):
+        hands.act(verb, job_id, **options)
