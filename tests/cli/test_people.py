@@ -14,9 +14,11 @@ import sqlalchemy as sa
 from click.testing import CliRunner, Result
 from sqlalchemy import Engine, event
 
+from cyclone_sqla import Cyclone
 from cyclone_sqla.cli import main
 from cyclone_sqla.cli.access import os_user
 from cyclone_sqla.clock import DatabaseClock
+from cyclone_sqla.migrations import migrate_database
 from tests.databases import Database
 from tests.life.hands import FAILED, HOPELESS, Hands
 
@@ -370,6 +372,21 @@ def test_missing_tables_are_one_line_that_says_what_to_run(empty_database: Datab
     result = run("jobs", "list", "--database-url", empty_database.url, code=1)
     assert len(result.stderr.splitlines()) == 1
     assert "run: cyclone-sqla migrate --database-url" in result.stderr
+
+
+def test_another_schema_is_looked_into(empty_postgresql: Database) -> None:
+    place = ("--database-url", empty_postgresql.url, "--schema", "a queue")
+    migrate_database(empty_postgresql.url, schema="a queue")
+    cyclone = Cyclone(schema="a queue", hints=False)
+    with empty_postgresql.engine().begin() as connection:
+        job = cyclone.enqueue(connection, "work", {}, sequence=KEY).id
+    run("jobs", "pause", "--sequence", KEY, "--yes", *place)
+    run("sequences", "pause", KEY, *place)
+    for command in (("jobs", "list"), ("jobs", "show", str(job))):
+        assert "paused" in run(*command, *place).stdout
+    (queue,) = document("queues", "list", *place)["queues"]
+    assert queue["jobs"]["paused"]["number"] == 1
+    assert "paused by" in run("sequences", "list", "--paused", *place).stdout
 
 
 def test_no_sqlite_file_is_created_by_a_look() -> None:

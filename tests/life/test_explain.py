@@ -260,6 +260,14 @@ def test_reasons_stand_in_the_order_in_which_they_must_be_cleared(hands: Hands) 
     ]  # fmt: skip
 
 
+def test_what_the_head_waits_for_too_is_told_once(hands: Hands) -> None:
+    _first, second = line(hands, 2)
+    hands.clock.advance(minutes=5)
+    found = explain(hands, second)
+    assert [r.code for r in found.reasons] == ["behind-head", "no-worker"]
+    assert found.text.count("No worker is alive") == 1
+
+
 # ---- workers -------------------------------------------------------------------------------------
 
 
