@@ -135,12 +135,12 @@ def refusal(
         )
     allowed = [name for name, states in PEOPLES_VERBS.items() if row.state in states]
     return InvalidTransitionError(
-        f"job {row.id} is {row.state}, so it can't be {_PARTICIPLES[verb]}; "
+        f"job {row.id} is {row.state}, so it can't be {PARTICIPLES[verb]}; "
         f"it allows: {', '.join(allowed) or 'nothing'}"
     )
 
 
-_PARTICIPLES: Mapping[str, str] = {
+PARTICIPLES: Mapping[str, str] = {
     "cancel": "cancelled",
     "pause": "paused",
     "resume": "resumed",
@@ -148,6 +148,7 @@ _PARTICIPLES: Mapping[str, str] = {
     "skip": "skipped",
     "reschedule": "rescheduled",
 }
+"""What a job is when a verb was done to it."""
 
 
 def ref_of(row: sa.Row[Any]) -> JobRef:

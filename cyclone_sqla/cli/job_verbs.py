@@ -3,142 +3,24 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar, cast
+from datetime import datetime, timedelta
+from typing import Any, cast
 
 import click
 
 from cyclone_sqla.bulk import BulkReport, Refused
-from cyclone_sqla.cli.access import Access, access_to, acts, require_app
+from cyclone_sqla.cli.access import Access, access_to, require_app
 from cyclone_sqla.cli.failures import EXIT_CODES, FAILED
+from cyclone_sqla.cli.job_options import acts_on_jobs, delay, filter_of, future
 from cyclone_sqla.cli.machine import print_json
-from cyclone_sqla.cli.options import Target, takes_target
+from cyclone_sqla.cli.options import Target
 from cyclone_sqla.errors import DuplicateError, InvalidTransitionError, JobNotFoundError
+from cyclone_sqla.interventions import PARTICIPLES
 from cyclone_sqla.job_filter import JobFilter
-from cyclone_sqla.job_spec import MAX_ID, JobRef
+from cyclone_sqla.job_spec import JobRef
 from cyclone_sqla.lifecycle import State
-
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-PARTICIPLES = {
-    "cancel": "cancelled",
-    "pause": "paused",
-    "resume": "resumed",
-    "replay": "replayed",
-    "skip": "skipped",
-    "reschedule": "rescheduled",
-}
-
-JOB_ID = click.IntRange(1, MAX_ID)
-
-# ---- options -------------------------------------------------------------------------------------
-
-
-def past(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | None:
-    """A time, or how long ago it was."""
-    return _moment(ctx, param, value, direction=-1)
-
-
-def future(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | None:
-    """A time, or how long it is until then."""
-    return _moment(ctx, param, value, direction=1)
-
-
-def _moment(
-    ctx: click.Context, param: click.Parameter, value: str | None, direction: int
-) -> datetime | None:
-    if value is None:
-        return None
-    duration = parse_duration(value)
-    if duration is not None:
-        return datetime.now(UTC) + direction * duration
-    try:
-        time = datetime.fromisoformat(value)
-    except ValueError:
-        time = None
-    if time is None or time.utcoffset() is None:
-        raise click.BadParameter(
-            f"{value!r} is no time: give one with its offset, like 2030-01-31T12:00:00Z, or a "
-            "duration, like 90s, 10m, 2h or 7d",
-            ctx,
-            param,
-        )
-    return time
-
-
-def delay(ctx: click.Context, param: click.Parameter, value: str | None) -> timedelta | None:
-    """How long from now."""
-    duration = None if value is None else parse_duration(value)
-    if value is not None and duration is None:
-        raise click.BadParameter(f"{value!r} is no duration, like 90s, 10m, 2h or 7d", ctx, param)
-    return duration
-
-
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-
-
-def parse_duration(text: str) -> timedelta | None:
-    """The duration that a text like 90s, 10m, 2h or 7d means; None if it means none."""
-    found = re.fullmatch(r"(\d{1,6})([smhd])", text)
-    return None if found is None else timedelta(**{_UNITS[found[2]]: int(found[1])})
-
-
-_FILTER_OPTIONS = (
-    click.option("--state", type=click.Choice([str(state) for state in State])),
-    click.option("--queue", metavar="NAME"),
-    click.option("--kind", metavar="KIND"),
-    click.option("--sequence", metavar="KEY"),
-    click.option("--tenant", metavar="NAME"),
-    click.option(
-        "--created-before", callback=past, metavar="TIME", help="ISO 8601, or an age like 2h."
-    ),
-    click.option(
-        "--created-after", callback=past, metavar="TIME", help="ISO 8601, or an age like 2h."
-    ),
-    click.option("--dead-letter", is_flag=True, help="Only dead letters that nobody dealt with."),
-)
-
-
-def filter_options(command: Command) -> Command:
-    """Give a command the options of a filter, for :func:`filter_of`."""
-    for option in reversed(_FILTER_OPTIONS):
-        command = option(command)
-    return command
-
-
-def filter_of(options: dict[str, Any]) -> JobFilter:
-    """The filter that the options mean; takes them out of ``options``."""
-    names = ("state", "queue", "kind", "sequence", "tenant", "created_before", "created_after")
-    given = {name: options.pop(name) for name in names}
-    return JobFilter(**given, dead_letter=options.pop("dead_letter") or None)
-
-
-def acts_on_jobs(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command what every verb on jobs takes."""
-    options = (
-        click.argument("ids", type=JOB_ID, nargs=-1, metavar="[ID]..."),
-        filter_options,
-        acts,
-        click.option("--dry-run", is_flag=True, help="Change nothing; say what would be done."),
-        click.option("--yes", is_flag=True, help="Don't ask, whatever the filter means."),
-        click.option(
-            "--batch",
-            type=click.IntRange(1, 10_000),
-            default=100,
-            show_default=True,
-            metavar="N",
-            help="Jobs of one transaction, where a filter says which.",
-        ),
-        click.option("--quiet", "-q", is_flag=True, help="Only the sums, not every job."),
-        click.option("--json", "as_json", is_flag=True, help="One JSON document."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return takes_target(command)
-
 
 # ---- what is done --------------------------------------------------------------------------------
 
@@ -223,12 +105,12 @@ def carry_out(
             "--queue mail; not both"
         )
     order = Order(verb, options=of_verb, **options)
+    tally = Tally(order)
     with access_to(target) as access:
-        tally = Tally(order)
         if ids:
             _act_on_each(access, order, ids, tally)
         else:
-            _act_on_all(access, order, wanted, tally)
+            Errand(access, order, wanted).run(tally)
     tally.close()
 
 
@@ -247,50 +129,42 @@ def _act_on_each(access: Access, order: Order, ids: Iterable[int], tally: Tally)
             tally.add([ref], ())
 
 
-def _act_on_all(access: Access, order: Order, wanted: JobFilter, tally: Tally) -> None:
-    if not (order.yes or order.dry_run):
-        _ask(access, order, wanted)
-    for report in _batches(access, order, wanted, preview=order.dry_run):
-        tally.add(report.done, report.refused)
-
-
-def _batches(
-    access: Access, order: Order, wanted: JobFilter, *, preview: bool
-) -> Generator[BulkReport]:
-    """Batch after batch, each committed before it is told."""
-    after: int | None = 0
-    while after is not None:
-        with access.transaction() as connection:
-            report = _one_batch(access, order, wanted, connection, after, order.batch, preview)
-        yield report
-        after = report.after
-
-
 ASKED_OF = 1_000
 """How many jobs are counted before a person is asked."""
 
 
-def _ask(access: Access, order: Order, wanted: JobFilter) -> None:
-    with access.transaction() as connection:
-        look = _one_batch(access, order, wanted, connection, 0, ASKED_OF, preview=True)
-    more = " or more" if look.after is not None else ""
-    refused = f" ({len(look.refused):,}{more} will be refused)" if look.refused else ""
-    jobs = "job" if len(look.done) == 1 and not more else "jobs"
-    click.confirm(f"{order.verb} {len(look.done):,}{more} {jobs}{refused}?", abort=True, err=True)
+@dataclass(frozen=True)
+class Errand:
+    """An order about all jobs that a filter means."""
 
+    access: Access
+    order: Order
+    wanted: JobFilter
 
-def _one_batch(
-    access: Access,
-    order: Order,
-    wanted: JobFilter,
-    connection: Any,
-    after: int,
-    limit: int,
-    preview: bool,
-) -> BulkReport:
-    act = getattr(access.cyclone, f"{order.verb}_many")
-    options = {**order.options, "by": order.by, "preview": preview}
-    return cast("BulkReport", act(connection, wanted, after=after, limit=limit, **options))
+    def run(self, tally: Tally) -> None:
+        """Ask, then batch after batch, each committed before it is told."""
+        if not (self.order.yes or self.order.dry_run):
+            self._ask()
+        after: int | None = 0
+        while after is not None:
+            report = self._batch(after, self.order.batch, preview=self.order.dry_run)
+            tally.add(report.done, report.refused)
+            after = report.after
+
+    def _ask(self) -> None:
+        look = self._batch(0, ASKED_OF, preview=True)
+        more = " or more" if look.after is not None else ""
+        refused = f" ({len(look.refused):,}{more} will be refused)" if look.refused else ""
+        jobs = "job" if len(look.done) == 1 and not more else "jobs"
+        question = f"{self.order.verb} {len(look.done):,}{more} {jobs}{refused}?"
+        click.confirm(question, abort=True, err=True)
+
+    def _batch(self, after: int, limit: int, *, preview: bool) -> BulkReport:
+        act = getattr(self.access.cyclone, f"{self.order.verb}_many")
+        options = {**self.order.options, "by": self.order.by, "preview": preview}
+        with self.access.transaction() as connection:
+            report = act(connection, self.wanted, after=after, limit=limit, **options)
+        return cast("BulkReport", report)
 
 
 # ---- the commands --------------------------------------------------------------------------------

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from typing import Any
 
 import click
 
 from cyclone_sqla.cli.access import access_to
 from cyclone_sqla.cli.failures import EXIT_CODES
-from cyclone_sqla.cli.job_verbs import JOB_ID, VERBS, filter_of, filter_options
+from cyclone_sqla.cli.job_options import JOB_ID, filter_of, filter_options
+from cyclone_sqla.cli.job_verbs import VERBS
 from cyclone_sqla.cli.machine import loaded, print_json
 from cyclone_sqla.cli.options import Target, takes_target
+from cyclone_sqla.cli.texts import in_state, short
 from cyclone_sqla.explanations import Explanation
 from cyclone_sqla.figures import JobEvent
 from cyclone_sqla.lifecycle import State, WaitsFor
@@ -82,10 +83,10 @@ def print_jobs(jobs: Sequence[Job]) -> None:
 
 
 def _row(job: Job) -> tuple[object, ...]:
-    state = job.state if job.waits_for is None else f"{job.state}: {job.waits_for}"
+    state = in_state(job.state, job.waits_for)
     tries = job.attempt - job.snoozes
     notes = "; ".join(_notes(job))
-    return job.id, job.kind, job.queue, state, tries, _short(job.created_at), notes
+    return job.id, job.kind, job.queue, state, tries, short(job.created_at), notes
 
 
 def _notes(job: Job) -> Iterator[str]:
@@ -93,19 +94,13 @@ def _notes(job: Job) -> Iterator[str]:
     if job.dead_letter:
         yield "dead letter"
     if job.waits_for in (WaitsFor.TIME, WaitsFor.RETRY):
-        yield f"due {_short(job.run_at)}"
+        yield f"due {short(job.run_at)}"
     if job.state == State.RUNNING:
         yield f"by {job.worker}"
     if job.sequence_key is not None:
         yield f"in {job.sequence_key}"
     if job.last_error is not None and job.state != State.COMPLETED:
         yield job.last_error
-
-
-def _short(time: datetime) -> str | None:
-    from cyclone_sqla.cli.tables import short
-
-    return short(time)
 
 
 # ---- show ----------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from cyclone_sqla.cli.access import access_to, acts
 from cyclone_sqla.cli.failures import EXIT_CODES
 from cyclone_sqla.cli.machine import print_json
 from cyclone_sqla.cli.options import Target, takes_target
-from cyclone_sqla.figures import Count, QueueFigures
+from cyclone_sqla.cli.texts import brief, short
+from cyclone_sqla.figures import QueueFigures
 from cyclone_sqla.lifecycle import State
 
 
@@ -55,18 +56,11 @@ _SHOWN = (State.PENDING, State.AVAILABLE, State.RUNNING, State.PAUSED)
 
 
 def _row(queue: QueueFigures) -> tuple[object, ...]:
-    from cyclone_sqla.cli.tables import short
-
     counts = (brief(queue.jobs[state]) for state in _SHOWN)
     paused = None
     if queue.paused_at is not None:
         paused = "paused" + (f" by {queue.paused_by}" if queue.paused_by else "")
     return queue.name, *counts, short(queue.waits_since), queue.slots, paused
-
-
-def brief(count: Count) -> str:
-    """A count for a narrow column: 10,000+ is "10,000 or more"."""
-    return f"{count.number:,}" + ("" if count.is_exact else "+")
 
 
 @command.command("pause", epilog=EXIT_CODES)

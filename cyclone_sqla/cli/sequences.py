@@ -10,7 +10,7 @@ from cyclone_sqla.cli.access import access_to, acts
 from cyclone_sqla.cli.failures import EXIT_CODES
 from cyclone_sqla.cli.machine import print_json
 from cyclone_sqla.cli.options import Target, takes_target
-from cyclone_sqla.cli.queues import brief
+from cyclone_sqla.cli.texts import brief, in_state, short
 from cyclone_sqla.figures import HaltedSequence, SequenceFigures
 
 
@@ -99,8 +99,6 @@ def _print_sequences(found: Sequence[SequenceFigures]) -> None:
 
 
 def _row(line: SequenceFigures) -> tuple[object, ...]:
-    from cyclone_sqla.cli.tables import short
-
     head, notes = line.head, list[str]()
     if line.is_halted:
         notes.append("halted")
@@ -108,13 +106,12 @@ def _row(line: SequenceFigures) -> tuple[object, ...]:
         notes.append("paused" + (f" by {line.paused_by}" if line.paused_by else ""))
     if head is None:
         return line.key, None, None, None, None, brief(line.waiting), ", ".join(notes)
-    state = head.state if head.waits_for is None else f"{head.state}: {head.waits_for}"
-    place = (line.key, head.id, head.kind, state, short(head.since))
+    place = (line.key, head.id, head.kind, in_state(head.state, head.waits_for), short(head.since))
     return *place, brief(line.waiting), ", ".join(notes)
 
 
 def _print_halted(found: Sequence[HaltedSequence]) -> None:
-    from cyclone_sqla.cli.tables import Column, print_table, short
+    from cyclone_sqla.cli.tables import Column, print_table
 
     if not found:
         click.echo("no sequence is halted")

@@ -10,6 +10,7 @@ from cyclone_sqla.cli.access import access_to
 from cyclone_sqla.cli.failures import EXIT_CODES
 from cyclone_sqla.cli.machine import print_json
 from cyclone_sqla.cli.options import Target, takes_target
+from cyclone_sqla.cli.texts import short
 from cyclone_sqla.figures import Stats, WorkerFigures
 from cyclone_sqla.lifecycle import State
 
@@ -66,8 +67,6 @@ def _print_workers(workers: tuple[WorkerFigures, ...]) -> None:
 
 
 def _row(worker: WorkerFigures) -> tuple[object, ...]:
-    from cyclone_sqla.cli.tables import short
-
     queues = ",".join(f"{queue}:{slots}" for queue, slots in worker.queues.items())
     state = "alive" if worker.is_alive else "silent"
     return worker.name, state, short(worker.seen_at), queues, ",".join(worker.kinds)

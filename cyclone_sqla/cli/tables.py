@@ -6,13 +6,14 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from cyclone_sqla.cli.texts import shown
 
 PIPED = 10_000
 """The width where nobody looks: whoever reads a pipe wants whole lines."""
@@ -63,21 +64,6 @@ def print_lines(lines: Iterable[str]) -> None:
 def print_paragraph(text: str) -> None:
     """Print a paragraph, wrapped at words."""
     _console().print(Text(shown(text)))
-
-
-def shown(value: object) -> str:
-    """A value as text of one line; what a terminal would obey is made visible."""
-    if value is None:
-        return ""
-    if isinstance(value, datetime):
-        return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
-    text = " ".join(str(value).split())
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def short(time: datetime | None) -> str | None:
-    """A time as a table has room for: month, day and minute, in UTC."""
-    return None if time is None else f"{time.astimezone(UTC):%m-%d %H:%M}"
 
 
 def _console() -> Console:

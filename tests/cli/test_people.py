@@ -318,6 +318,8 @@ def test_a_report_for_programs_names_every_job(hands: Hands) -> None:
         ["cancel", "0"],
         ["cancel", "--created-before", "yesterday"],
         ["cancel", "--created-before", "2030-01-01T00:00:00"],
+        ["cancel", "--created-before", "999999d"],
+        ["reschedule", "1", "--in", "99999d"],
         ["reschedule", "1"],
         ["reschedule", "1", "--in", "5"],
         ["reschedule", "1", "--in", "5m", "--at", "2h"],
