@@ -29,8 +29,11 @@ class Explanation:
     @property
     def text(self) -> str:
         """One paragraph for people."""
+        job = f"job {self.job_id} ({self.kind}, queue {self.queue})"
+        if self.state.is_terminal:
+            return _capital(self.reasons[0].tell(job))
         waits = f" ({self.waits_for})" if self.waits_for else ""
-        opening = f"Job {self.job_id} ({self.kind}, queue {self.queue}) is {self.state}{waits}."
+        opening = f"{_capital(job)} is {self.state}{waits}."
         return " ".join([opening, *(reason.sentence for reason in self._to_tell())])
 
     def _to_tell(self) -> list[Reason]:

@@ -376,6 +376,7 @@ def test_an_ended_job_says_how_it_ended(
     reason = the_only(hands, job)
     assert (reason.code, reason.by) == (code, by)
     assert told in reason.sentence
+    assert explain(hands, job).text.startswith(f"Job {job} (work, queue default) was ")
 
 
 @pytest.mark.parametrize("job_id", [4711, 0, -1, 2**63])
