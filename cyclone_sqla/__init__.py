@@ -3,6 +3,7 @@
 from cyclone_sqla.actions import Action, BoundAction
 from cyclone_sqla.app import Cyclone
 from cyclone_sqla.backoff import BackoffPolicy, Constant, Exponential, Linear
+from cyclone_sqla.bulk import BulkReport, Refused
 from cyclone_sqla.clock import Clock
 from cyclone_sqla.context import ClaimedJob, Context
 from cyclone_sqla.dialects.sqlite import begin_before_savepoints
@@ -26,6 +27,8 @@ from cyclone_sqla.errors import (
     TransactionError,
     UnknownKindError,
 )
+from cyclone_sqla.explanations import Explanation
+from cyclone_sqla.job_filter import JobFilter
 from cyclone_sqla.job_spec import JobRef, JobSpec
 from cyclone_sqla.lifecycle import State, WaitsFor
 from cyclone_sqla.models import Job
@@ -38,6 +41,7 @@ __all__ = [
     "Action",
     "BackoffPolicy",
     "BoundAction",
+    "BulkReport",
     "Cancelled",
     "ClaimedJob",
     "Clock",
@@ -51,11 +55,13 @@ __all__ = [
     "Duplicate",
     "DuplicateError",
     "DuplicatePositionError",
+    "Explanation",
     "Exponential",
     "InvalidJobError",
     "InvalidKeyError",
     "InvalidTransitionError",
     "Job",
+    "JobFilter",
     "JobNotFoundError",
     "JobRef",
     "JobSpec",
@@ -63,6 +69,7 @@ __all__ = [
     "Linear",
     "Options",
     "PayloadError",
+    "Refused",
     "RegistrationError",
     "Retry",
     "SchemaError",

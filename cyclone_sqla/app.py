@@ -17,16 +17,17 @@ from cyclone_sqla import operations
 from cyclone_sqla.actions import Action, ActionDecorator, Registry
 from cyclone_sqla.backoff import BackoffPolicy, Duration
 from cyclone_sqla.binding import AsyncTarget, SyncTarget, run
+from cyclone_sqla.bulk_control import BulkControl
 from cyclone_sqla.clock import Clock, DatabaseClock
 from cyclone_sqla.context import Context
-from cyclone_sqla.control import Control
 from cyclone_sqla.dialects import Dialect, HintMode, dialect_of
-from cyclone_sqla.errors import ConfigurationError, JobNotFoundError, SchemaError
+from cyclone_sqla.errors import ConfigurationError, SchemaError
 from cyclone_sqla.hints import CALL_TO_ADMIT
 from cyclone_sqla.job_spec import JobRef, JobSpec, OnDuplicate, OnFailure
-from cyclone_sqla.models import Job, job_class
+from cyclone_sqla.models import job_class
 from cyclone_sqla.options import Options, build_spec, check_options
 from cyclone_sqla.payload import check_json, check_size
+from cyclone_sqla.reading import Reading
 from cyclone_sqla.urls import masked, parsed
 
 P = ParamSpec("P")
@@ -36,15 +37,12 @@ R = TypeVar("R")
 MAX_PAYLOAD = 1024 * 1024
 """How large a job's arguments may be unless the application says otherwise, in bytes of JSON."""
 
-MAX_ID = 2**63 - 1
-"""The largest id that a job can have."""
-
 Database: TypeAlias = "str | sa.URL | Engine | Any"
 """A URL, an Engine or AsyncEngine, a (async_)sessionmaker, or a callable that returns one of these.
 """
 
 
-class Cyclone(Control):
+class Cyclone(BulkControl, Reading):
     """The queue of one application.
 
     ``database`` is where its workers find the jobs: a URL, an Engine, an AsyncEngine, a
@@ -283,47 +281,6 @@ class Cyclone(Control):
         if queues:
             dialect = self.dialect(connection.dialect.name)
             dialect.tell_workers(connection, session, queues, mode=self.hints, url=self.hint_url)
-
-    # ---- look ------------------------------------------------------------------------------------
-
-    @overload
-    def get(self, target: SyncTarget, job_id: int, /) -> Job: ...
-    @overload
-    def get(self, target: AsyncTarget, job_id: int, /) -> Coroutine[Any, Any, Job]: ...
-    def get(
-        self, target: SyncTarget | AsyncTarget, job_id: int, /
-    ) -> Job | Coroutine[Any, Any, Job]:
-        """The job as it is now, read in the target's transaction.
-
-        From a Session it is one of its objects; from a Connection it belongs to no session. Raises
-        JobNotFoundError.
-        """
-        # Not everybody uses a type checker, and True is an int.
-        if isinstance(job_id, bool) or not isinstance(job_id, int):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"a job id is an int, not {type(job_id).__name__}")
-
-        def work(connection: Connection, session: Session | None) -> Job:
-            self.dialect_for(connection)
-            if session is not None:
-                return self._read(session, connection, job_id)
-            with Session(connection, join_transaction_mode="rollback_only") as reader:
-                job = self._read(reader, connection, job_id)
-                reader.expunge(job)
-                return job
-
-        return run(target, work, self.job_class)
-
-    def _read(self, session: Session, connection: Connection, job_id: int) -> Job:
-        job = None
-        if 0 < job_id <= MAX_ID:  # any other number would be an error of the database
-            bind = {"bind": connection}
-            with session.no_autoflush:
-                job = session.get(
-                    self.job_class, job_id, populate_existing=True, bind_arguments=bind
-                )
-        if job is None:
-            raise JobNotFoundError(f"there is no job {job_id} in this database")
-        return job
 
     # ---- database --------------------------------------------------------------------------------
 

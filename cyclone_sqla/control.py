@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 
 from cyclone_sqla import interventions
 from cyclone_sqla.binding import AsyncTarget, SyncTarget, run
+from cyclone_sqla.bulk import BulkReport
 from cyclone_sqla.dialects import Dialect, HintMode
 from cyclone_sqla.errors import InvalidJobError
 from cyclone_sqla.hints import CALL_TO_ADMIT, CALL_TO_RENEW
@@ -188,17 +189,8 @@ class Control(ABC):
 
         Raises JobNotFoundError and InvalidTransitionError.
         """
-        times = check_options({"process_at": process_at, "process_in": process_in})
-        if len(times) != 1:
-            raise InvalidJobError("process_at, process_in: give one of them")
-        act = partial(
-            interventions.reschedule,
-            job_id=job_id,
-            by=by,
-            process_at=times.get("process_at"),
-            process_in=times.get("process_in"),
-        )
-        return self._act(target, act)
+        times = checked_times(process_at, process_in)
+        return self._act(target, partial(interventions.reschedule, job_id=job_id, by=by, **times))
 
     # ---- queues
 
@@ -265,10 +257,26 @@ class Control(ABC):
             dialect.refuse_unfit(connection)
             with dialect.enqueueing(connection):
                 result = act(connection, dialect)
-            calls = {CALL_TO_ADMIT, CALL_TO_RENEW}
-            if isinstance(result, JobRef):
-                calls.add(result.queue)
+            calls = {CALL_TO_ADMIT, CALL_TO_RENEW, *_queues_of(result)}
             dialect.tell_workers(connection, session, calls, mode=self.hints, url=self.hint_url)
             return result
 
         return run(target, work, self.job_class)
+
+
+def checked_times(process_at: object, process_in: object) -> dict[str, Any]:
+    """A time or a delay, one of which is None.
+
+    Raises InvalidJobError.
+    """
+    times = check_options({"process_at": process_at, "process_in": process_in})
+    if len(times) != 1:
+        raise InvalidJobError("process_at, process_in: give one of them")
+    return {"process_at": times.get("process_at"), "process_in": times.get("process_in")}
+
+
+def _queues_of(result: object) -> set[str]:
+    """The queues of the jobs that were acted on."""
+    if isinstance(result, BulkReport):
+        return {ref.queue for ref in result.done}
+    return {result.queue} if isinstance(result, JobRef) else set()

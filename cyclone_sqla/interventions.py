@@ -22,7 +22,7 @@ from cyclone_sqla.errors import (
     InvalidTransitionError,
     JobNotFoundError,
 )
-from cyclone_sqla.job_spec import JobRef
+from cyclone_sqla.job_spec import MAX_ID, JobRef
 from cyclone_sqla.lifecycle import PEOPLES_VERBS, State
 
 
@@ -54,7 +54,7 @@ def replay(
             return _act(connection, dialect, "replay", statement, job_id, by, **given)
     except IntegrityError as exc:  # the key was taken by a transaction that has just committed
         row = _look(connection, dialect, job_id)
-        raise _refusal(row, connection, dialect, "replay") from exc
+        raise refusal(row, connection, dialect, "replay") from exc
 
 
 def skip(connection: Connection, dialect: Dialect, job_id: int, by: str | None) -> JobRef:
@@ -88,14 +88,15 @@ def _act(
     by: str | None,
     **params: Any,
 ) -> JobRef:
+    _refuse_impossible(job_id)
     given = {**params, "job_id": job_id, "now": dialect.now()}
     row = connection.execute(statement, given).first()
     if row is None:
-        raise _refusal(_look(connection, dialect, job_id), connection, dialect, verb)
+        raise refusal(_look(connection, dialect, job_id), connection, dialect, verb)
     entry = (row.id, verb, None, None, None, by, None, None)
     bound = dialect.syntax.bind("entries", statements.ENTRY, [entry])
     connection.execute(dialect.sql.record, {**bound, "now": dialect.now()})
-    return _ref(row)
+    return ref_of(row)
 
 
 def kind_of(connection: Connection, dialect: Dialect, job_id: int) -> str:
@@ -105,28 +106,41 @@ def kind_of(connection: Connection, dialect: Dialect, job_id: int) -> str:
 
 
 def _look(connection: Connection, dialect: Dialect, job_id: int) -> sa.Row[Any]:
+    _refuse_impossible(job_id)
     row = connection.execute(dialect.acts.look, {"job_id": job_id}).first()
     if row is None:
         raise JobNotFoundError(f"there is no job {job_id} in this database")
     return row
 
 
-def _refusal(
+def _refuse_impossible(job_id: int) -> None:
+    """An id that no job can have would be an error of the database."""
+    if not 0 < job_id <= MAX_ID:
+        raise JobNotFoundError(f"there is no job {job_id} in this database")
+
+
+def refusal(
     row: sa.Row[Any], connection: Connection, dialect: Dialect, verb: str
 ) -> InvalidTransitionError | DuplicateError:
+    """Why a verb does not fit a job as it is now."""
     if verb == "replay" and row.unique_key is not None and State(row.state).is_terminal:
         bound = dialect.syntax.bind("keys", statements.KEY, [(row.kind, row.unique_key)])
         holder = connection.execute(dialect.sql.holders, bound).first()
         if holder is not None:
-            return DuplicateError([Duplicate(0, row.kind, row.unique_key, _ref(holder))])
+            return DuplicateError([Duplicate(0, row.kind, row.unique_key, ref_of(holder))])
+    if verb == "skip" and row.state in PEOPLES_VERBS[verb]:
+        return InvalidTransitionError(
+            f"job {row.id} is {row.state}, but halts no sequence and is no dead letter, so there "
+            "is nothing to skip"
+        )
     allowed = [name for name, states in PEOPLES_VERBS.items() if row.state in states]
     return InvalidTransitionError(
-        f"job {row.id} is {row.state}, so it can't be {_PARTICIPLES[verb]}; "
+        f"job {row.id} is {row.state}, so it can't be {PARTICIPLES[verb]}; "
         f"it allows: {', '.join(allowed) or 'nothing'}"
     )
 
 
-_PARTICIPLES: Mapping[str, str] = {
+PARTICIPLES: Mapping[str, str] = {
     "cancel": "cancelled",
     "pause": "paused",
     "resume": "resumed",
@@ -134,9 +148,11 @@ _PARTICIPLES: Mapping[str, str] = {
     "skip": "skipped",
     "reschedule": "rescheduled",
 }
+"""What a job is when a verb was done to it."""
 
 
-def _ref(row: sa.Row[Any]) -> JobRef:
+def ref_of(row: sa.Row[Any]) -> JobRef:
+    """A job as the answer to a verb."""
     return JobRef(row.id, row.kind, row.queue, created=False, state=State(row.state))
 
 

@@ -16,6 +16,9 @@ OnFailure = Literal["dead-letter", "skip", "halt"]
 """What the end of a failed head means for its sequence: go on and keep it as a dead letter, go on,
 or stop until a person replays or skips it."""
 
+MAX_ID = 2**63 - 1
+"""The largest id of a job, and the largest position in a sequence."""
+
 MAX_PRIORITY = 32767
 """Priorities are small integers: -32768 … 32767, smaller first."""
 

@@ -138,12 +138,17 @@ def literals(values: Iterable[str]) -> str:
 
 IS_AVAILABLE = f"state = '{State.AVAILABLE}'"
 IS_RUNNING = f"state = '{State.RUNNING}'"
+IS_PAUSED = f"state = '{State.PAUSED}'"
 IS_DUE_BY_TIME = f"state = '{State.PENDING}' AND waits_for IN ({literals(DUE_BY_TIME)})"
 IS_INCOMING = f"state = '{State.PENDING}' AND waits_for = '{WaitsFor.ADMISSION}'"
 IS_IN_LINE = "sequence_open IS NOT NULL"
 IS_ADMITTED = "admitted IS NOT NULL"
 HAS_POSITION = "position IS NOT NULL"
 IS_DEBT = "admitted IS NOT NULL AND sequence_open IS NULL"
+IS_HALTED = (
+    "admitted IS NOT NULL AND sequence_open IS NOT NULL "
+    f"AND state IN ({literals((State.DISCARDED, State.CANCELLED))})"
+)
 IS_HELD_BACK = (
     f"admitted IS NOT NULL AND state = '{State.PENDING}' AND waits_for = '{WaitsFor.TURN}'"
 )
@@ -283,10 +288,12 @@ class Job(JobRow, Base):
         _index("cyclone_job_available", "queue", "kind", "priority", "id", where=IS_AVAILABLE),
         _index("cyclone_job_due", "run_at", where=IS_DUE_BY_TIME),
         _index("cyclone_job_leased", "leased_until", where=IS_RUNNING),
+        _index("cyclone_job_paused", "id", where=IS_PAUSED),
         _index("cyclone_job_admission", "id", where=IS_INCOMING),
         _index("cyclone_job_line", "sequence_key", "coalesce(position, id)", where=IS_IN_LINE),
         _index("cyclone_job_admitted", "sequence_key", where=IS_ADMITTED, unique=True),
         _index("cyclone_job_debt", "id", where=IS_DEBT),
+        _index("cyclone_job_halted", "id", where=IS_HALTED),
         _index("cyclone_job_held_back", "id", where=IS_HELD_BACK),
         _index("cyclone_job_position", "sequence_key", "position", where=HAS_POSITION, unique=True),
         _index("cyclone_job_unique", "kind", "unique_key", where=HOLDS_UNIQUE_KEY, unique=True),
@@ -355,6 +362,8 @@ class Sequence(Base):
     paused_at: Mapped[datetime | None] = mapped_column(Timestamp)
     paused_by: Mapped[str | None] = mapped_column(Text)
     released_through: Mapped[int | None] = mapped_column(BigInteger)
+
+    __table_args__ = (_index("cyclone_sequence_paused", "key", where="paused_at IS NOT NULL"),)
 
 
 class WorkerRecord(Base):

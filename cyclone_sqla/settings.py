@@ -12,6 +12,9 @@ from cyclone_sqla.errors import ConfigurationError
 DEFAULT_CONCURRENCY = 10
 MIN_LEASE = 1.0
 
+ALIVE_WITHIN = 60.0
+"""A worker of which nothing was heard for so many seconds is presumed dead by those who look."""
+
 _DAY = 86_400.0
 
 MAX_SECONDS = 36_525 * _DAY
@@ -82,6 +85,11 @@ class WorkerSettings:
     def renew_interval(self) -> float:
         """Seconds between renewals: one that is lost does no harm."""
         return self.lease / 3
+
+    @property
+    def report_interval(self) -> float:
+        """Seconds between a worker's signs of life: three, before it is presumed dead."""
+        return min(self.renew_interval, ALIVE_WITHIN / 3)
 
     @property
     def effective_lock_timeout(self) -> float:

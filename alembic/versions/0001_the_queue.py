@@ -127,10 +127,17 @@ def create_job_indexes(op: Operations, schema: str | None) -> None:
     index("available", "queue", "kind", "priority", "id", where="state = 'available'")
     index("due", "run_at", where="state = 'pending' AND waits_for IN ('time', 'retry')")
     index("leased", "leased_until", where="state = 'running'")
+    index("paused", "id", where="state = 'paused'")
     index("admission", "id", where="state = 'pending' AND waits_for = 'admission'")
     index("line", "sequence_key", "coalesce(position, id)", where="sequence_open IS NOT NULL")
     index("admitted", "sequence_key", where="admitted IS NOT NULL", unique=True)
     index("debt", "id", where="admitted IS NOT NULL AND sequence_open IS NULL")
+    index(
+        "halted",
+        "id",
+        where="admitted IS NOT NULL AND sequence_open IS NOT NULL "
+        "AND state IN ('discarded', 'cancelled')",
+    )
     index(
         "held_back",
         "id",
@@ -213,6 +220,15 @@ def create_sequences(op: Operations, schema: str | None) -> None:
         sa.Column("released_through", sa.BigInteger()),
         sa.PrimaryKeyConstraint("key", name="cyclone_sequence_pkey"),
         schema=schema,
+    )
+    is_paused = sa.text("paused_at IS NOT NULL")
+    op.create_index(
+        "cyclone_sequence_paused",
+        "cyclone_sequence",
+        ["key"],
+        schema=schema,
+        postgresql_where=is_paused,
+        sqlite_where=is_paused,
     )
 
 

@@ -9,7 +9,7 @@ import click
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from cyclone_sqla.errors import ConfigurationError, CycloneError, SchemaError
+from cyclone_sqla.errors import ConfigurationError, CycloneError, InvalidJobError, SchemaError
 from cyclone_sqla.urls import masked
 
 FAILED = 1
@@ -54,6 +54,8 @@ def one_line_failures() -> Generator[None]:
     except SchemaError as exc:
         raise Failed(str(exc)) from exc
     except ConfigurationError as exc:
+        raise WrongUse(str(exc)) from exc
+    except InvalidJobError as exc:
         raise WrongUse(str(exc)) from exc
     except CycloneError as exc:
         raise Failed(str(exc)) from exc

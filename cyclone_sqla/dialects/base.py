@@ -18,6 +18,7 @@ from cyclone_sqla.clock import Clock
 from cyclone_sqla.errors import ConfigurationError
 from cyclone_sqla.hint_senders import notify_channel
 from cyclone_sqla.hints import HintSender, queue_after_commit
+from cyclone_sqla.inspection_statements import InspectionStatements
 from cyclone_sqla.intervention_statements import InterventionStatements
 from cyclone_sqla.lifecycle import State
 from cyclone_sqla.line_statements import LineStatements
@@ -70,6 +71,7 @@ class Dialect(ABC):
         self.sql = Statements(self.tables, self.syntax)
         self.lines = LineStatements(self.tables, self.syntax)
         self.acts = InterventionStatements(self.tables, self.syntax)
+        self.looks = InspectionStatements(self.tables, self.syntax)
         self._prunes: dict[tuple[State, bool, bool], Any] = {}
 
     # ---- in the caller's transaction -------------------------------------------------------------
@@ -158,6 +160,10 @@ class Dialect(ABC):
         """The same for async actions; ConfigurationError where SQLAlchemy's asyncio part or the
         driver is not installed.
         """
+
+    @abstractmethod
+    def command_engine(self, database: Engine | sa.URL) -> Engine:
+        """An engine for a person's command, whose transactions are like an application's."""
 
     @abstractmethod
     def refuse_unfit_for_work(self, connection: Connection) -> None:

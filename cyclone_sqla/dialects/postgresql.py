@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -193,6 +194,11 @@ class PostgresDialect(Dialect):
         source = database if isinstance(database, Engine) and database.dialect.is_async else url
         options = {"pool_size": size, "max_overflow": 0, "pool_timeout": _PATIENCE}
         return async_engine_like(source, url.drivername, **options)
+
+    def command_engine(self, database: Engine | sa.URL) -> Engine:
+        """Without prepared statements, which a transaction pooler may not carry."""
+        engine = self.worker_engine(database, replace(DEFAULT_SETTINGS, prepare=False))
+        return engine.execution_options(isolation_level="READ COMMITTED")
 
     def refuse_unfit_for_work(self, connection: Connection) -> None:
         version = connection.dialect.server_version_info

@@ -258,6 +258,12 @@ class SqliteDialect(Dialect):
         _let_write(engine.sync_engine)
         return engine
 
+    def command_engine(self, database: Engine | sa.URL) -> Engine:
+        """The driver itself waits for the write lock: a person can wait."""
+        url = database if isinstance(database, sa.URL) else database.url
+        timeout = DEFAULT_SETTINGS.lock_timeout
+        return sa.create_engine(worker_url(url), connect_args={"timeout": timeout})
+
     def refuse_unfit_for_work(self, connection: Connection) -> None:
         if sqlite3.sqlite_version_info < OLDEST_VERSION:
             raise ConfigurationError(

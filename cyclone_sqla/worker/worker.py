@@ -263,7 +263,7 @@ class _Parts:
             self.dialect, care_connection, settings, self._rhythm(settings.prune_interval)
         )
         self.presence = Presence(
-            self.dialect, care_connection, self._record(), self._rhythm(settings.renew_interval)
+            self.dialect, care_connection, self._record(), self._rhythm(settings.report_interval)
         )
         self.leases = Leases(
             dialect=self.dialect,

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import pytest
 
-from cyclone_sqla import lifecycle
+from cyclone_sqla import explanations, lifecycle
 from cyclone_sqla.cli import main
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -40,17 +40,33 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(
 def test_the_commands_of_a_page_exist_with_their_options(page: Path) -> None:
     lines = [line for block in blocks(page, "sh") for line in block.splitlines() if line]
     commands = [shlex.split(line) for line in lines if line.startswith("cyclone-sqla")]
-    for _, command, *arguments in commands:
-        known = options_of(command)
-        given = {argument for argument in arguments if argument.startswith("-")}
-        assert given <= known, f"{command} has no {given - known}"
+    for _, *words in commands:
+        known = options_of(words)
+        given = {word for word in words if word.startswith("-")}
+        assert given <= known, f"{shlex.join(words)}: there is no {given - known}"
 
 
-def options_of(command: str) -> set[str]:
-    context = click.Context(main)
-    found = main.get_command(context, command)
-    assert found is not None, f"there is no command {command}"
-    return {option for parameter in found.params for option in parameter.opts}
+def options_of(words: list[str]) -> set[str]:
+    """The options of the command that a line calls, which may be one of a group."""
+    command: click.Command | None = main
+    for word in words:
+        if not isinstance(command, click.Group):
+            break
+        command = command.get_command(click.Context(command), word)
+        assert command is not None, f"there is no command {word}"
+    assert not isinstance(command, click.Group), f"{words} ends at a group"
+    assert command is not None
+    return {option for parameter in command.params for option in parameter.opts}
+
+
+def test_the_table_of_reasons_has_the_code_of_every_reason() -> None:
+    page = (DOCS / "reference" / "reasons.md").read_text()
+    documented = set(re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE))
+    source = Path(explanations.__file__).read_text()
+    fixed = set(re.findall(r'^        return "([\w-]+)"$', source, re.MULTILINE))
+    ends = {str(state) for state in lifecycle.TERMINAL}
+    pauses = {f"{what}-paused" for what in ("job", "queue", "sequence")}
+    assert documented == fixed | ends | pauses
 
 
 def test_the_table_of_transitions_is_the_one_that_the_statements_are_built_from() -> None:

@@ -19,7 +19,19 @@ from sqlalchemy.ext.asyncio import (
 )
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from cyclone_sqla import Action, Context, Cyclone, Exponential, Job, JobRef, JobSpec
+from cyclone_sqla import (
+    Action,
+    BulkReport,
+    Context,
+    Cyclone,
+    Explanation,
+    Exponential,
+    Job,
+    JobFilter,
+    JobRef,
+    JobSpec,
+)
+from cyclone_sqla.figures import HaltedSequence, Stats
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -260,6 +272,25 @@ async def by_name_async(session: AsyncSession) -> None:
     ref = await cyclone.enqueue(session, "bare", {"account": 1}, process_in=1)
     assert_type(ref, JobRef)
     assert_type(await cyclone.get(session, ref.id), Job)
+
+
+def looks(session: Session) -> None:
+    """What there is, and why it waits."""
+    assert_type(cyclone.get(session, sequence="s", position=1), Job)
+    assert_type(cyclone.explain(session, 1), Explanation)
+    assert_type(cyclone.explain(session, 1).reasons[0].code, str)
+    assert_type(cyclone.jobs(session, JobFilter(state="paused"), limit=5), list[Job])
+    assert_type(cyclone.halted_sequences(session), list[HaltedSequence])
+    assert_type(cyclone.stats(session), Stats)
+    assert_type(cyclone.replay_many(session, JobFilter(kind="bare"), preview=True), BulkReport)
+
+
+async def looks_async(session: AsyncSession) -> None:
+    """The same, awaited."""
+    assert_type(await cyclone.get(session, sequence="s", position=1), Job)
+    assert_type(await cyclone.explain(session, 1), Explanation)
+    assert_type(await cyclone.jobs(session), list[Job])
+    assert_type(await cyclone.reschedule_many(session, JobFilter(), process_in=1), BulkReport)
 
 
 def direct_calls(ctx: Context) -> None:
