@@ -15,7 +15,7 @@ def _group(name: str) -> list[str]:
     return list(nox.project.dependency_groups(_PROJECT, name))
 
 
-_OF_SQLALCHEMY = [f"tests/{part}" for part in ("binding", "life", "migrations")]
+_OF_SQLALCHEMY = ["tests/binding", "tests/life", "tests/migrations/test_schema.py"]
 _PROCESSES = max(3, os.cpu_count() or 1)  # on two cores three: many tests wait for a worker
 
 
@@ -24,7 +24,7 @@ _PROCESSES = max(3, os.cpu_count() or 1)  # on two cores three: many tests wait 
 def tests(session: nox.Session, sqlalchemy: str) -> None:
     """The tests, on both releases of SQLAlchemy; on the older one those that meet it, if quick."""
     session.install("-e", ".[test]", f"sqlalchemy~={sqlalchemy}")
-    selection = ["-m", "not slow", *_OF_SQLALCHEMY] if sqlalchemy == "2.0.36" else []
+    selection = ["-m", "not slow and not soak", *_OF_SQLALCHEMY] if sqlalchemy == "2.0.36" else []
     options = ["-n", str(_PROCESSES), "--dist", "worksteal", *selection]
     # The names of tests with sets in them have to be the same in every process.
     environment = {"PYTHONHASHSEED": "0"}
@@ -59,6 +59,13 @@ def docs(session: nox.Session) -> None:
     """The documentation; a warning is an error."""
     session.install("-e", ".[async,binary]", *_group("docs"))
     session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "docs/_build/html")
+
+
+@nox.session
+def soak(session: nox.Session) -> None:
+    """The crash tests at full size."""
+    session.install("-e", ".[test]")
+    session.run("python", "-m", "pytest", "-m", "soak", *session.posargs)
 
 
 @nox.session

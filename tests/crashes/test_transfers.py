@@ -78,7 +78,7 @@ class Freezer:
 # The full size is what this is about; the small one finds most faults in a few seconds.
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    "size", [pytest.param("small"), pytest.param("full", marks=pytest.mark.slow)]
+    "size", [pytest.param("small"), pytest.param("full", marks=pytest.mark.soak)]
 )
 def test_each_transfer_is_applied_once_though_workers_are_killed_and_frozen(
     fleet: Fleet, size: str
