@@ -308,6 +308,11 @@ class Cyclone(BulkControl, Reading):
         self._dialects = {}
         self._checked = weakref.WeakSet()
 
+    def use_clock(self, clock: Clock) -> None:
+        """Go by this clock from now on: for tests."""
+        self.clock = clock
+        self._dialects = {}
+
     def dialect(self, name: str) -> Dialect:
         """This application's statements for SQLAlchemy's name of a database, built once."""
         if name not in self._dialects:

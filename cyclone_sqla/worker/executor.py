@@ -24,12 +24,11 @@ from cyclone_sqla.worker.runs import (
     Run,
     Runnable,
     Unit,
-    Written,
     is_awaitable,
     log_fields,
 )
 from cyclone_sqla.worker.threads import ActionThreads
-from cyclone_sqla.worker.verdicts import keeps_writes, outcome_of
+from cyclone_sqla.worker.verdicts import End, conclude, outcome_of
 from cyclone_sqla.worker.watchdog import Watchdog
 
 UNKNOWN_KIND_DELAY = timedelta(minutes=1)
@@ -207,7 +206,7 @@ class Executor:
 
     def _give_back(self, run: Run) -> None:
         if self._waiting.pop(run.key, None) is not None:
-            self._finish(run, GivenBack())
+            self._finish(run, End(GivenBack()))
 
     async def _end_async(
         self, run: Run, outcome: Outcome, error: BaseException | None = None
@@ -221,48 +220,17 @@ class Executor:
 
     def _end(self, run: Run, outcome: Outcome, error: BaseException | None = None) -> bool:
         """Commit or roll back what the action did, and report; False if it has to start over."""
-        unit = run.unit
-        if unit is None or not unit.is_open:
-            self._finish(run, outcome)
-            return True
-        if error is not None and not keeps_writes(error):
-            return self._fail(run, unit, outcome, error)
-        try:
-            written = unit.commit(outcome)
-        except BaseException as exc:  # noqa: BLE001 - whatever a database or a flush raises
-            doubtful = unit.is_ending
-            return self._fail(run, unit, outcome_of(run, exc), exc, is_doubtful=doubtful)
-        self._finish(run, outcome, written)
-        return True
+        end = conclude(run, outcome, error)
+        if end is not None:
+            self._finish(run, end)
+        return end is not None
 
-    def _fail(
-        self,
-        run: Run,
-        unit: Unit,
-        outcome: Outcome,
-        error: BaseException,
-        *,
-        is_doubtful: bool = False,
-    ) -> bool:
-        if run.interruption is None and unit.starts_over(error):
-            return False
-        unit.roll_back()
-        self._finish(run, outcome, is_doubtful=is_doubtful)
-        return True
-
-    def _finish(
-        self,
-        run: Run,
-        outcome: Outcome,
-        written: Written | None = None,
-        *,
-        is_doubtful: bool = False,
-    ) -> None:
+    def _finish(self, run: Run, end: End) -> None:
         run.task = None
         if run.limit is not None:
             self._watchdog.forget(run)
         seconds = monotonic() - run.started
-        self._report(Finished(run.job, outcome, seconds, written, is_doubtful))
+        self._report(Finished(run.job, end.outcome, seconds, end.written, end.is_doubtful))
         # Only now, so that at every moment the job is among the running or the finished ones.
         self._runs.pop(run.key, None)
         if self._stopping:

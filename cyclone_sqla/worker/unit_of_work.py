@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from sqlalchemy import Connection, event
 from sqlalchemy.exc import DBAPIError
@@ -17,7 +17,6 @@ from cyclone_sqla.errors import ConfigurationError, LeaseLostError, TransactionE
 from cyclone_sqla.operations import HeldRun, Settlement
 from cyclone_sqla.outcomes import Outcome
 from cyclone_sqla.worker.runs import Written
-from cyclone_sqla.worker.sessions import Sessions
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
@@ -28,12 +27,24 @@ MOST_STARTS = 5
 """How often an action is run within one attempt because its transaction met another one."""
 
 
+class SessionSource(Protocol):
+    """Makes the sessions of actions."""
+
+    def open(self) -> Session:
+        """A new session for a sync action."""
+        ...
+
+    def open_async(self) -> AsyncSession:
+        """A new session for an async action."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Books:
     """What the runs of one worker have in common when they write their own ends."""
 
     dialect: Dialect
-    sessions: Sessions
+    sessions: SessionSource
     mapper: type[Any]
     worker: str
     history_limit: int

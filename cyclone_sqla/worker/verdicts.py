@@ -1,10 +1,10 @@
-"""From what an action raised to the outcome of its run."""
+"""From what an action raised to the outcome of its run, and to the end of its transaction."""
 
 from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
-from typing import cast
+from typing import NamedTuple, cast
 
 from cyclone_sqla.backoff import DEFAULT_BACKOFF, MAX_DELAY
 from cyclone_sqla.context import ClaimedJob
@@ -21,7 +21,39 @@ from cyclone_sqla.outcomes import (
     Snooze,
     Snoozed,
 )
-from cyclone_sqla.worker.runs import Interruption, Run, Runnable
+from cyclone_sqla.worker.runs import Interruption, Run, Runnable, Unit, Written
+
+
+class End(NamedTuple):
+    """The end of a run: see :class:`~cyclone_sqla.worker.runs.Finished`."""
+
+    outcome: Outcome
+    written: Written | None = None
+    is_doubtful: bool = False
+
+
+def conclude(run: Run, outcome: Outcome, error: BaseException | None) -> End | None:
+    """Commit what the action did through its session, together with the outcome, or roll it back.
+
+    None if the action has to start over. Never raises.
+    """
+    unit = run.unit
+    if unit is None or not unit.is_open:
+        return End(outcome)
+    if error is not None and not keeps_writes(error):
+        return _undo(run, unit, outcome, error)
+    try:
+        return End(outcome, unit.commit(outcome))
+    except BaseException as exc:  # noqa: BLE001 - whatever a database or a flush raises
+        return _undo(run, unit, outcome_of(run, exc), exc)
+
+
+def _undo(run: Run, unit: Unit, outcome: Outcome, error: BaseException) -> End | None:
+    is_doubtful = unit.is_ending
+    if run.interruption is None and unit.starts_over(error):
+        return None
+    unit.roll_back()
+    return End(outcome, is_doubtful=is_doubtful)
 
 
 def outcome_of(run: Run, exc: BaseException) -> Outcome:
