@@ -94,6 +94,28 @@ def test_enqueue_one_per_transaction(database: Database, site: Site) -> None:
     say(database, "enqueue, one a transaction, Session", f"{rate:,.0f}/s, {ratio:.2f} of by hand")
 
 
+def test_enqueue_in_an_open_session(database: Database, site: Site) -> None:
+    now = "clock_timestamp()" if database.dialect == "postgresql" else "0"
+    raw = text(RAW_INSERT.text.format(now=now))
+
+    def cost(work: Callable[[Session], object]) -> float:
+        with Session(site.engine) as session, session.begin():
+            session.execute(text("SELECT 1"))
+            work(session)
+            return seconds(lambda: [work(session) for _ in range(500)])
+
+    def ours(session: Session) -> object:
+        return site.tick.enqueue(session, sent=0.0)
+
+    def by_hand(session: Session) -> object:
+        return session.execute(raw, {"arguments": '{"sent":0.0}'}).scalar()
+
+    pairs = [(cost(by_hand), cost(ours)) for _ in range(7)]
+    times = statistics.median(own / hand for hand, own in pairs)
+    per_job = statistics.median(own for _, own in pairs) / 500 * 1e6
+    say(database, "enqueue in an open Session", f"{per_job:.0f} us, {times:.2f} x by hand")
+
+
 def test_enqueue_many(database: Database, site: Site) -> None:
     def bulk() -> None:
         with Session(site.engine) as session, session.begin():
