@@ -425,5 +425,6 @@ def test_reading_a_job_leaves_the_transaction_of_a_connection_open(shop: Shop) -
 def test_only_a_whole_number_is_an_id(shop: Shop) -> None:
     job_id: Any
     for job_id in ("1", 1.0, True, None):
-        with shop.session() as session, pytest.raises(TypeError, match="a job id is an int"):
+        told = "a job id is an int" if job_id is not None else "takes a job's id, or its sequence"
+        with shop.session() as session, pytest.raises(TypeError, match=told):
             shop.cyclone.get(session, job_id)

@@ -10,6 +10,7 @@ from sqlalchemy import ForeignKey
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
 
 from cyclone_sqla import Job, operations
+from cyclone_sqla.operations import Claiming
 from cyclone_sqla.worker.maintenance import Pruner
 from tests.databases import Database
 from tests.life.hands import DONE, Hands
@@ -131,9 +132,9 @@ class TestBesideOpenTransactions:
     def test_a_reference_waits_for_no_claim(self, postgresql_hands: Hands) -> None:
         hands = postgresql_hands
         (job_id,) = hands.enqueue_many(1)
+        wanted = Claiming({"default": 1}, ["work"], "w", timedelta(minutes=1))
         with hands.transaction() as claiming:
-            lease, slots = timedelta(minutes=1), {"default": 1}
-            assert operations.claim(claiming, hands.dialect, slots, ["work"], "w", lease)
+            assert operations.claim(claiming, hands.dialect, wanted)
             with Session(hands.engine) as session:
                 session.execute(sa.text("SET LOCAL lock_timeout = '5s'"))
                 session.add(Order(job_id=job_id))
