@@ -275,7 +275,8 @@ class Cyclone(Control):
             raise TypeError(
                 f"enqueue_many takes jobs made by action.job(…), not {type(spec).__name__}"
             )
-        check_size(spec.kind, spec.arguments, self.max_payload)
+        if not isinstance(spec.arguments, Draft):
+            check_size(spec.kind, spec.arguments, self.max_payload)
         if spec.sequence is None or spec.on_failure is not None:
             return spec
         mode = self.on_failure(spec) if callable(self.on_failure) else self.on_failure

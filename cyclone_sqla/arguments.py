@@ -10,7 +10,13 @@ from types import GenericAlias
 from typing import TYPE_CHECKING, Any, NotRequired, cast
 
 import typing_extensions
-from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from pydantic import (
+    ConfigDict,
+    PydanticSchemaGenerationError,
+    PydanticUserError,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from cyclone_sqla.annotations import entity_places, is_exact
@@ -138,7 +144,7 @@ class Arguments:
         if not self._exact or _is_doubtful(data):
             self._check_round_trip(given, data, sending)
         if sending is not None and sending.unflushed:
-            return Draft.of(self._kind, data.decode(), given, sending.unflushed.values())
+            return Draft.of(self._kind, data.decode(), validated, sending.unflushed)
         return data.decode()
 
     def _dump(self, validated: dict[str, Any]) -> bytes:
@@ -318,6 +324,9 @@ def _adapter(kind: str, parameters: tuple[inspect.Parameter, ...]) -> TypeAdapte
 def _schema_problem(parameter: inspect.Parameter) -> str | None:
     try:
         TypeAdapter(_typed_dict((parameter,)))
+    except PydanticSchemaGenerationError as exc:
+        reason = _first_line(str(exc)).partition(". ")[0]
+        return f"{reason}; if it is to be mapped, map it before the action is used"
     except (PydanticUserError, NameError, TypeError) as exc:
         return _first_line(str(exc))
     return None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
 from uuid import UUID, uuid4
@@ -13,9 +14,8 @@ from sqlalchemy import Select, select, tuple_
 from sqlalchemy.orm import InstanceState, Mapper, Session, class_mapper, selectin_polymorphic
 
 from cyclone_sqla.binding import session_of
-from cyclone_sqla.errors import PayloadError
 from cyclone_sqla.mapped import identity_class, state_of
-from cyclone_sqla.payload import Fault, Path, StandIn, difference, find_fault, path_text
+from cyclone_sqla.payload import Fault, StandIn, difference, find_fault
 
 if TYPE_CHECKING:
     from cyclone_sqla.binding import AsyncTarget, SyncTarget
@@ -31,6 +31,8 @@ Key: TypeAlias = tuple[Any, ...]
 _CONFIG = ConfigDict(strict=True, allow_inf_nan=False)
 _TOKEN = f"unflushed-{uuid4().hex}-"
 """What stands for the key of a row that is not inserted yet; it never leaves the process."""
+
+_QUOTED_TOKEN = re.compile(f'"({_TOKEN}[0-9]+)"')
 
 _COMPARED_AS_IN_DATABASES = (int, UUID)
 
@@ -187,27 +189,31 @@ class Unflushed(StandIn):
 class Draft(str):
     """JSON text of arguments that leaves open the keys of rows which are not inserted yet."""
 
-    __slots__ = ("_kind", "_open")
+    __slots__ = ("_kind", "_unflushed", "_values")
     _kind: str
-    _open: list[tuple[Path, Unflushed]]
+    _values: object
+    _unflushed: Mapping[str, Unflushed]
 
     @classmethod
-    def of(cls, kind: str, text: str, given: object, unflushed: Iterable[Unflushed]) -> Draft:
-        """``given`` are the arguments, in which the rows have their paths."""
+    def of(cls, kind: str, text: str, values: object, unflushed: Mapping[str, Unflushed]) -> Draft:
+        """``values`` are the validated arguments, in which the rows by their tokens have paths."""
         draft = cls(text)
-        draft._kind = kind
-        draft._open = [(_path_to(row.instance, given), row) for row in unflushed]
+        draft._kind, draft._values, draft._unflushed = kind, values, unflushed
         return draft
 
     def completed(self) -> str:
         """The text with the keys, once the session has been flushed. PayloadError."""
-        text = str(self)
-        for path, row in self._open:
-            try:
-                text = text.replace(f'"{row.token}"', row.key_text())
-            except ValueError as exc:
-                raise PayloadError(self._kind, path_text(path), str(exc)) from None
-        return text
+        return _QUOTED_TOKEN.sub(lambda found: self._key_text(self._unflushed[found[1]]), self)
+
+    def _key_text(self, row: Unflushed) -> str:
+        try:
+            return row.key_text()
+        except ValueError as exc:
+            raise self._fault(row, str(exc)).error(self._kind) from None
+
+    def _fault(self, row: Unflushed, reason: str) -> Fault:
+        found = find_fault(self._values, lambda value: reason if value is row else None)
+        return found or Fault((), reason)
 
 
 class Rows(Protocol):
@@ -328,11 +334,6 @@ def _from_token(token: str, info: core_schema.ValidationInfo) -> Unflushed:
 def _form(value: object) -> str:
     is_token = isinstance(value, str) and value.startswith(_TOKEN)
     return "unflushed" if is_token else "primary key"
-
-
-def _path_to(instance: object, given: object) -> Path:
-    found = find_fault(given, lambda value: "found" if value is instance else None)
-    return () if found is None else found.path
 
 
 def _no_key(state: InstanceState[Any]) -> str:
