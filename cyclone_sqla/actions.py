@@ -173,7 +173,7 @@ class Action(Enqueueable[P], Generic[P, R_co]):
         self.backoff = as_policy(backoff)
         self.retry_on = _exception_types(kind, "retry_on", retry_on)
         self.discard_on = _exception_types(kind, "discard_on", discard_on)
-        self._missing = _checked_missing(kind, missing)
+        self._missing: Missing = _checked_missing(kind, missing)
         self.is_async = is_async(self.fn)
         self._names = enclosing_names(self.fn)
         self._signature = self._read_early()

@@ -57,11 +57,11 @@ def run(
 
 def session_of(target: SyncTarget | AsyncTarget | None) -> Session | None:
     """The Session that a target is, or has behind it; None for a connection."""
-    if isinstance(target, Session | Connection) or target is None:
-        return target if isinstance(target, Session) else None
-    session: object = target.registry() if hasattr(target, "registry") else target
-    inner = getattr(session, "sync_session", session)
-    return inner if isinstance(inner, Session) else None
+    held: Any = target
+    if hasattr(held, "registry"):
+        held = held.registry()
+    held = getattr(held, "sync_session", held)
+    return held if isinstance(held, Session) else None
 
 
 def _run_async(

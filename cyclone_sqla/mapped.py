@@ -35,8 +35,7 @@ def state_of(value: object) -> InstanceState[Any] | None:
     """What SQLAlchemy notes down of an instance of a mapped class; None for any other value."""
     if not hasattr(type(value), "_sa_class_manager"):
         return None  # to inspect an Engine, say, would connect it
-    state = inspect(value, raiseerr=False)
-    return state if isinstance(state, InstanceState) else None
+    return cast("InstanceState[Any] | None", inspect(value, raiseerr=False))
 
 
 def identity_class(mapper: Mapper[Any]) -> type[Any]:
