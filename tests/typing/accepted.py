@@ -52,11 +52,13 @@ class Account(Base):
     __tablename__ = "account"
     id: Mapped[int] = mapped_column(primary_key=True)
     type: Mapped[str]
-    __mapper_args__ = {"polymorphic_on": "type"}  # noqa: RUF012
+    __mapper_args__ = {"polymorphic_on": "type", "polymorphic_identity": "plain"}  # noqa: RUF012
 
 
 class Savings(Account):
     """A subclass of it."""
+
+    __mapper_args__ = {"polymorphic_identity": "savings"}  # noqa: RUF012
 
 
 class MySession(Session):
