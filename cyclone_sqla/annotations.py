@@ -14,7 +14,7 @@ import itertools
 import re
 import types
 import typing
-from collections import abc
+from collections import OrderedDict, abc, deque
 from collections.abc import Iterator
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -57,6 +57,10 @@ _TOLD_APART = ({int, float}, {date, datetime})
 
 _EXACT = (int, str, bool, bytes, UUID, Decimal, timedelta, date, NoneType)
 _EXACT_CONTAINERS = (list, set, frozenset)
+_CONTAINERS_OF_ROWS = (
+    *(list, tuple, dict, deque, OrderedDict),
+    *(abc.Sequence, abc.MutableSequence, abc.Mapping, abc.MutableMapping),
+)
 _ANYTHING: tuple[Any, ...] = (Any, object, JsonValue)
 
 _QUALIFIERS = (typing.Required, typing.NotRequired, typing_extensions.ReadOnly)
@@ -219,20 +223,11 @@ def _refusal(member: Any, base: Any) -> str | None:
 def _class_refusal(member: Any, base: type[Any]) -> str | None:
     if issubclass(base, Context):
         return "only the first positional parameter is the Context, annotated exactly `Context`"
-    if any(entity_places(member)):
-        return _unfit_for_rows(base)
+    if base not in _CONTAINERS_OF_ROWS and any(entity_places(member)):
+        return "rows can be in a list, a tuple, a deque, or the values of a dict"
     if issubclass(base, enum.Enum):
         odd = [m for m in base if not isinstance(m.value, str | int | float)]
         return f"the value of {odd[0]} is not a str, int or float" if odd else None
-    return None
-
-
-def _unfit_for_rows(base: type[Any]) -> str | None:
-    """Why a container can't bring rows back."""
-    if issubclass(base, abc.Set):
-        return "rows arrive in the order of a list; say list"
-    if fields_of(base) is not None:
-        return "rows can't be inside a class; make them a parameter of their own"
     return None
 
 

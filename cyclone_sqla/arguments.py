@@ -122,10 +122,9 @@ class Arguments:
         wanted = Wanted()
         references = self._load(text, wanted)
         loaded = wanted.load(session)
-        if self._missing == "discard":
-            fault = find_fault(references, loaded.absence)
-            if fault is not None:
-                raise Discard(f"{path_text(fault.path)}: {fault.reason}")
+        if self._missing == "discard" and not loaded.is_whole:
+            fault = find_fault(references, loaded.absence) or Fault((), "a row is gone")
+            raise Discard(f"{path_text(fault.path)}: {fault.reason}")
         return self._layout.as_call(self._load(text, loaded))
 
     def _load(self, text: str, rows: Rows | None = None) -> dict[str, Any]:
@@ -326,7 +325,8 @@ def _schema_problem(parameter: inspect.Parameter) -> str | None:
         TypeAdapter(_typed_dict((parameter,)))
     except PydanticSchemaGenerationError as exc:
         reason = _first_line(str(exc)).partition(". ")[0]
-        return f"{reason}; if it is to be mapped, map it before the action is used"
+        hint = "; if it is to be mapped, map it before the action is used"
+        return reason + hint if "<class " in reason else reason
     except (PydanticUserError, NameError, TypeError) as exc:
         return _first_line(str(exc))
     return None

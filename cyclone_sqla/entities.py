@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
 from uuid import UUID, uuid4
 
 from pydantic import ConfigDict, GetCoreSchemaHandler, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError, core_schema, to_json
-from sqlalchemy import Select, select, tuple_
+from sqlalchemy import ColumnElement, select, tuple_
 from sqlalchemy.orm import InstanceState, Mapper, Session, class_mapper, selectin_polymorphic
 
 from cyclone_sqla.binding import session_of
@@ -45,7 +45,7 @@ class Entity:
 
     def __init__(self, base: type[Any], key: Sequence[Any]) -> None:
         self.base = base
-        self.mapper: Mapper[Any] = class_mapper(base, configure=False)
+        self._mapper: Mapper[Any] = class_mapper(base, configure=False)
         self._is_single = len(key) == 1
         whole: Any = GenericAlias(tuple, tuple(key))
         self._json: Any = key[0] if self._is_single else whole
@@ -73,6 +73,9 @@ class Entity:
             ),
         )
 
+    def __deepcopy__(self, memo: object) -> Entity:
+        return self  # pydantic copies some schemas, with all that they call: down to the mapper
+
     def key_of(self, state: InstanceState[Any]) -> Key:
         """The primary key of a stored row, without any SQL. ValidationError if it can't travel."""
         return self._adapter.validate_python(state.identity, strict=True)
@@ -82,10 +85,10 @@ class Entity:
         values = self._adapter.dump_python(key, mode="json", by_alias=True)
         return values[0] if self._is_single else values
 
-    def from_json(self, text: str | bytes) -> Key:
+    def from_json(self, text: str) -> Key:
         """The key that :meth:`as_json` gave, from JSON text."""
-        whole = b"[%b]" % (text if isinstance(text, bytes) else text.encode())
-        return self._adapter.validate_json(whole if self._is_single else text, strict=True)
+        whole = f"[{text}]" if self._is_single else text
+        return self._adapter.validate_json(whole, strict=True)
 
     def _from_key(self, value: Any, info: core_schema.ValidationInfo) -> object:
         reference = Reference(self, (value,) if self._is_single else value)
@@ -107,7 +110,8 @@ class Entity:
 
     def _refuse_lost(self, state: InstanceState[Any]) -> None:
         name = state.class_.__name__
-        if identity_class(state.mapper) is not identity_class(self.mapper):
+        mine, its = self._mapper, state.mapper
+        if its is not mine and identity_class(its) is not identity_class(mine):
             raise _unfit(
                 f"is a {name}, which has its own table and keys beside those of "
                 f"{self.base.__name__}; annotate the parameter with {name}"
@@ -251,36 +255,30 @@ class Wanted:
     """Notes down which rows there are in stored arguments."""
 
     def __init__(self) -> None:
-        self._references: list[Reference] = []
+        self._keys: dict[type[Any], dict[Key, None]] = {}
 
     def row(self, reference: Reference) -> Reference:
         """The reference itself, for now."""
-        self._references.append(reference)
+        self._keys.setdefault(reference.entity.base, {})[reference.key] = None
         return reference
 
     def load(self, session: Session) -> Loaded:
-        """The rows, with a statement for every class and ``ROWS_AT_ONCE`` rows of it."""
-        keys: dict[Entity, dict[Key, None]] = {}
-        for reference in self._references:
-            keys.setdefault(reference.entity, {})[reference.key] = None
-        return Loaded(
-            {
-                (entity.base, key): row
-                for entity, wanted in keys.items()
-                for key, row in _load(session, entity, list(wanted))
-            }
-        )
+        """The rows, with a statement for each class and ``ROWS_AT_ONCE`` rows of it."""
+        rows = {base: _load(session, base, list(keys)) for base, keys in self._keys.items()}
+        is_whole = all(len(rows[base]) == len(keys) for base, keys in self._keys.items())
+        return Loaded(rows, is_whole=is_whole)
 
 
 class Loaded:
-    """The rows of stored arguments that are there."""
+    """The rows of stored arguments that are there; it ``is_whole`` if none has gone."""
 
-    def __init__(self, rows: dict[tuple[type[Any], Key], object]) -> None:
+    def __init__(self, rows: Mapping[type[Any], Mapping[Key, object]], *, is_whole: bool) -> None:
+        self.is_whole = is_whole
         self._rows = rows
 
     def row(self, reference: Reference) -> object:
         """The row; None if it has gone."""
-        return self._rows.get((reference.entity.base, reference.key))
+        return self._rows[reference.entity.base].get(reference.key)
 
     def absence(self, value: object) -> str | None:
         """Why this value can't be had, if it refers to a row that has gone."""
@@ -289,27 +287,35 @@ class Loaded:
         return None
 
 
-def _load(session: Session, entity: Entity, keys: list[Key]) -> Iterator[tuple[Key, object]]:
-    options = _whole(entity.mapper)
-    found: dict[Key, object] = {}
-    if len(keys) > 1:
-        for start in range(0, len(keys), ROWS_AT_ONCE):
-            statement = _selection(entity, keys[start : start + ROWS_AT_ONCE]).options(*options)
-            for row in session.scalars(statement).unique():
-                found[cast("Any", state_of(row)).identity] = row
-    for key in keys:
-        row = found.get(key)
-        if row is None and (len(keys) == 1 or not _is_compared_as_in_databases(key)):
-            row = session.get(entity.base, key, options=options)
-        if row is not None:
-            yield key, row
+def _load(session: Session, base: type[Any], keys: list[Key]) -> dict[Key, object]:
+    mapper = class_mapper(base)
+    options = _whole(mapper)
+    if len(keys) == 1:
+        return _found(keys, lambda key: session.get(base, key, options=options))
+    rows: dict[Key, object] = {}
+    for start in range(0, len(keys), ROWS_AT_ONCE):
+        some = keys[start : start + ROWS_AT_ONCE]
+        statement = select(base).where(_is_one_of(mapper, some)).options(*options)
+        for row in session.scalars(statement).unique():
+            rows[cast("Any", state_of(row)).identity] = row
+
+    def look(key: Key) -> object:
+        if key in rows or _is_compared_as_in_databases(key):
+            return rows.get(key)
+        return session.get(base, key, options=options)
+
+    return _found(keys, look)
 
 
-def _selection(entity: Entity, keys: list[Key]) -> Select[Any]:
-    columns = entity.mapper.primary_key
+def _found(keys: list[Key], look: Callable[[Key], object]) -> dict[Key, object]:
+    return {key: row for key in keys if (row := look(key)) is not None}
+
+
+def _is_one_of(mapper: Mapper[Any], keys: list[Key]) -> ColumnElement[bool]:
+    columns = mapper.primary_key
     if len(columns) == 1:
-        return select(entity.base).where(columns[0].in_([key[0] for key in keys]))
-    return select(entity.base).where(tuple_(*columns).in_(keys))
+        return columns[0].in_([key[0] for key in keys])
+    return tuple_(*columns).in_(keys)
 
 
 def _whole(mapper: Mapper[Any]) -> list[Any]:

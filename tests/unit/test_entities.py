@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, NewType
+from typing import TYPE_CHECKING, Annotated, Any, NewType
+from uuid import UUID
 
 import pytest
 import sqlalchemy as sa
+from pydantic import Field
 from sqlalchemy.orm import Session, make_transient_to_detached
 from sqlalchemy.pool import StaticPool
 from typing_extensions import TypeAliasType
@@ -355,3 +358,32 @@ def test_an_option_about_missing_rows_has_to_mean_something() -> None:
         action_of(work, missing="none").check()
     with pytest.raises(RegistrationError, match="missing: must be 'discard' or 'none'"):
         action_of(pay, missing="ignore")
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [
+        (Sequence[Account], list),
+        (deque[Account], deque),
+        (tuple[Account, ...], tuple),
+        (dict[str, list[Account | None]], lambda rows: {"a": [*rows, None]}),
+        (Mapping[UUID, Account], lambda rows: {UUID(int=1): rows[0]}),
+        (OrderedDict[str, Account], lambda rows: OrderedDict(b=rows[0], a=rows[1])),
+        (list[list[Account]] | None, lambda rows: [rows, []]),
+        (list[Account] | dict[str, Account] | int, lambda rows: {"a": rows[0]}),
+        (Annotated[Account, Field(description="who pays")], lambda rows: rows[0]),
+    ],
+    ids=str,
+)
+def test_containers_arrive_as_they_were_given(
+    session: Session, annotation: Any, value: Callable[[list[Account]], Any]
+) -> None:
+    def work(given: Any) -> None: ...
+
+    work.__annotations__ |= {"given": annotation}
+    rows = [Account(), Account()]
+    session.add_all(rows)
+    session.flush()
+    action = action_of(work)
+    text = action.job(value(rows)).arguments
+    assert action.load(text, session)[1]["given"] == value(rows)

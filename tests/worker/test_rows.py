@@ -172,16 +172,16 @@ def test_a_row_that_became_of_another_class_is_gone(site: Site) -> None:
 def test_many_rows_are_loaded_with_few_statements_in_their_order(site: Site) -> None:
     seen: list[int] = []
 
-    def work(accounts: list[Account]) -> None:
-        seen.extend(account.id for account in accounts)
+    def work(first: Account, accounts: list[Account]) -> None:
+        seen.extend(account.id for account in [first, *accounts])
 
     site.action(work)
     ids = [a.id for a in added(site, *[Account() for _ in range(1_200)])]
     order = [*reversed(ids), *ids[:3]]
-    job_id = site.enqueue(arguments={"accounts": order})
+    job_id = site.enqueue(arguments={"first": order[0], "accounts": order})
     with selects_from("account") as sent, site.worker():
         site.wait_for(job_id, "completed")
-    assert seen == order
+    assert seen == [order[0], *order]
     assert len(sent) == 3
 
 
