@@ -9,7 +9,14 @@ from datetime import date
 from typing import Any
 
 from sqlalchemy import Column, Dialect, ForeignKey, Integer, String, Table, Uuid
-from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_column, registry
+from sqlalchemy.orm import (
+    DeclarativeBase,
+    Mapped,
+    MappedAsDataclass,
+    mapped_column,
+    registry,
+    relationship,
+)
 from sqlalchemy.types import CHAR, TypeDecorator
 
 
@@ -60,6 +67,15 @@ class Account(Rows):
     __tablename__ = "account"
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(default="")
+    limits: Mapped[list[Limit]] = relationship(lazy="joined")
+
+
+class Limit(Rows):
+    """A row of an account, loaded with it."""
+
+    __tablename__ = "account_limit"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    account_id: Mapped[int] = mapped_column(ForeignKey(Account.id))
 
 
 class Price(Rows):

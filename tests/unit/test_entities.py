@@ -239,6 +239,20 @@ def test_a_refused_argument_flushes_nothing(session: Session) -> None:
     assert account in session.new
 
 
+def test_to_find_what_is_wrong_no_attribute_of_a_row_is_loaded(session: Session) -> None:
+    def work(ticket: Ticket, remark: object) -> None: ...
+
+    ticket = Ticket(title="t")
+    session.add(ticket)
+    session.commit()  # which expires it
+    action = action_of(work)
+    with statements_of(session.get_bind()) as sent:
+        for remark in (float("nan"), "a\0b", (1,)):
+            with pytest.raises(PayloadError, match="remark"):
+                action.job(ticket, remark)
+    assert sent == []
+
+
 # ---- keys ----------------------------------------------------------------------------------------
 
 

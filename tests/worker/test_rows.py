@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session, object_session
 from cyclone_sqla import Context
 from cyclone_sqla.backoff import Constant
 from tests.databases import Database
-from tests.rows import NEW, Account, Code, Employee, Intern, Manager, Price, Rows, Tag
+from tests.rows import NEW, Account, Code, Employee, Intern, Limit, Manager, Price, Rows, Tag
 from tests.worker.site import Site
 
 LATER = Constant(3_600)
@@ -343,18 +343,20 @@ def test_an_async_action_gets_its_rows_in_its_own_session(async_site: Site) -> N
 
     async def work(ctx: Context, accounts: list[Account], boss: Employee) -> None:
         assert object_session(accounts[0]) is ctx.async_session.sync_session
+        seen.append([len(account.limits) for account in accounts])
         seen.append(boss.budget)  # type: ignore[attr-defined]
         await asyncio.sleep(0)
         for account in accounts:
             account.name += "!"
 
     site.action(work)
-    a, b, boss = added(site, Account(name="a"), Account(name="b"), Manager(budget=7))
+    a, b = Account(name="a", limits=[Limit(), Limit()]), Account(name="b")
+    *_, boss = added(site, a, b, Manager(budget=7))
     job_id = enqueued(site, [a, b], boss)
     with site.worker():
         site.wait_for(job_id, "completed")
     assert names(site) == ["a!", "b!"]
-    assert seen == [7]
+    assert seen == [[2, 0], 7]
 
 
 def test_an_async_action_without_a_context_too(async_site: Site) -> None:
