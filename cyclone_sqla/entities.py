@@ -15,7 +15,7 @@ from sqlalchemy.orm import InstanceState, Mapper, Session, class_mapper, selecti
 
 from cyclone_sqla.binding import session_of
 from cyclone_sqla.mapped import identity_class, state_of
-from cyclone_sqla.payload import Fault, StandIn, difference, find_fault
+from cyclone_sqla.payload import Fault, StandIn, difference, find_fault, not_storable
 
 if TYPE_CHECKING:
     from cyclone_sqla.binding import AsyncTarget, SyncTarget
@@ -182,7 +182,9 @@ class Unflushed(StandIn):
         try:
             key = self.entity.key_of(state)
             text = to_json(self.entity.as_json(key)).decode()
-            fault = difference(state.identity, self.entity.from_json(text))
+            fault = find_fault(key, not_storable) or difference(
+                state.identity, self.entity.from_json(text)
+            )
         except ValidationError as exc:
             raise ValueError(_unfit_key(exc)) from None
         if fault is not None:

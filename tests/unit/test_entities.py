@@ -230,6 +230,19 @@ def test_an_instance_that_the_flush_did_not_insert_is_refused(session: Session) 
         text.completed()
 
 
+def test_a_key_that_would_not_come_back_is_refused_after_the_flush(session: Session) -> None:
+    def work(tags: list[Tag]) -> None: ...
+
+    tags = [Tag(word="red"), Tag(word="a\0b")]
+    session.add_all(tags)
+    text = action_of(work).encode((tags,), {}, session)
+    session.flush()
+    assert isinstance(text, Draft)
+    with pytest.raises(PayloadError, match=r"its primary key .*NUL") as caught:
+        text.completed()
+    assert caught.value.path == "tags[1]"
+
+
 def test_a_refused_argument_flushes_nothing(session: Session) -> None:
     account = Account()
     session.add(account)

@@ -16,6 +16,7 @@ from cyclone_sqla import Context
 from cyclone_sqla.backoff import Constant
 from tests.databases import Database
 from tests.rows import NEW, Account, Code, Employee, Intern, Limit, Manager, Price, Rows, Tag
+from tests.waiting import wait_until
 from tests.worker.site import Site
 
 LATER = Constant(3_600)
@@ -289,6 +290,20 @@ def test_an_action_that_starts_over_gets_its_rows_anew(postgresql_database: Data
     assert names(site) == ["a+!"]
 
 
+def test_a_run_may_pass_on_a_row_that_it_has_just_made(site: Site) -> None:
+    def work(ctx: Context, account: Account, more: int) -> None:
+        if more:
+            child = Account(name=account.name + "a")
+            ctx.session.add(child)
+            site.cyclone.enqueue(ctx.session, "work", {"account": child, "more": more - 1})
+
+    site.action(work)
+    enqueued(site, *added(site, Account(name="a")), more=2)
+    with site.worker():
+        wait_until(lambda: site.states() == {"completed": 3}, "the last one has run")
+    assert names(site) == ["a", "aa", "aaa"]
+
+
 def test_a_database_that_fails_to_load_them_fails_the_attempt(site: Site) -> None:
     def work(account: Account) -> None:
         raise AssertionError("there is no such table")
@@ -357,6 +372,23 @@ def test_an_async_action_gets_its_rows_in_its_own_session(async_site: Site) -> N
         site.wait_for(job_id, "completed")
     assert names(site) == ["a!", "b!"]
     assert seen == [[2, 0], 7]
+
+
+def test_an_async_run_may_pass_on_a_row_that_it_has_just_made(async_site: Site) -> None:
+    site = async_site
+
+    async def work(ctx: Context, account: Account, more: int) -> None:
+        if more:
+            child = Account(name=account.name + "a")
+            ctx.async_session.add(child)
+            action: Any = site.cyclone.registry.get("work")
+            await action.enqueue(ctx.async_session, child, more=more - 1)
+
+    site.action(work)
+    enqueued(site, *added(site, Account(name="a")), more=2)
+    with site.worker():
+        wait_until(lambda: site.states() == {"completed": 3}, "the last one has run")
+    assert names(site) == ["a", "aa", "aaa"]
 
 
 def test_an_async_action_without_a_context_too(async_site: Site) -> None:
