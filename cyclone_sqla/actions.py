@@ -15,8 +15,10 @@ from typing import (
     NoReturn,
     ParamSpec,
     Protocol,
+    TypeAlias,
     TypeVar,
     cast,
+    get_args,
     overload,
 )
 
@@ -25,6 +27,7 @@ from typing_extensions import Unpack
 from cyclone_sqla.arguments import Arguments, Results
 from cyclone_sqla.backoff import BackoffPolicy, Duration, as_policy
 from cyclone_sqla.context import Context
+from cyclone_sqla.entities import Missing
 from cyclone_sqla.errors import InvalidJobError, RegistrationError, UnknownKindError
 from cyclone_sqla.job_spec import JobRef, JobSpec
 from cyclone_sqla.options import CheckedOptions, Options, check_name, check_options, with_options
@@ -39,13 +42,17 @@ from cyclone_sqla.signatures import (
 )
 
 if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
     from cyclone_sqla.binding import AsyncTarget, SyncTarget
 
 P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
-Encode = Callable[[tuple[Any, ...], dict[str, Any]], str]
+Encode: TypeAlias = (
+    "Callable[[tuple[Any, ...], dict[str, Any], SyncTarget | AsyncTarget | None], str]"
+)
 
 # Building a schema may complete the user's own models: no work for two threads at once.
 _building = threading.RLock()
@@ -89,13 +96,16 @@ class Enqueueable(Generic[P]):
         ``target`` is a Session, scoped_session or Connection, or one of their async kin; then await
         the answer. The arguments are checked and serialised at this call, before any SQL:
         PayloadError names the path of one that can't travel, and changing a list afterwards does no
-        harm.
+        harm. A pending instance of a mapped class has the session flushed first.
         """
-        return self._producer.enqueue_spec(target, self.job(*args, **kwargs))
+        return self._producer.enqueue_spec(target, self._spec(args, kwargs, target))
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> JobSpec:
-        """The checked job, for ``enqueue_many``. PayloadError names the path of a bad argument."""
-        return JobSpec(kind=self.kind, arguments=self._encode(args, kwargs), **self._fields)
+        """The checked job, for ``enqueue_many``. PayloadError names the path of a bad argument.
+
+        An instance of a mapped class needs its primary key: flush the session before.
+        """
+        return self._spec(args, kwargs, None)
 
     def using(self, **options: Unpack[Options]) -> BoundAction[P]:
         """The same with options, which win over those set before.
@@ -105,6 +115,14 @@ class Enqueueable(Generic[P]):
         return BoundAction(
             self.kind, self._encode, with_options(self._fields, options), self._producer
         )
+
+    def _spec(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        target: SyncTarget | AsyncTarget | None,
+    ) -> JobSpec:
+        return JobSpec(kind=self.kind, arguments=self._encode(args, kwargs, target), **self._fields)
 
 
 class BoundAction(Enqueueable[P]):
@@ -133,11 +151,13 @@ class Action(Enqueueable[P], Generic[P, R_co]):
         backoff: BackoffPolicy | Callable[[int], Duration] | Duration | None = None,
         retry_on: type[BaseException] | Iterable[type[BaseException]] = (),
         discard_on: type[BaseException] | Iterable[type[BaseException]] = (),
+        missing: Missing = "discard",
     ) -> None:
         """RegistrationError says why the function or an option can't be used.
 
         ``timeout`` is a timedelta or seconds. ``discard_on`` are the exceptions after which no
         attempt can succeed, unless ``retry_on`` names the same class or a more special one.
+        ``missing`` says what a row that has gone means.
         """
         self.fn = fn.__func__ if isinstance(fn, staticmethod) else fn
         refuse_unfit_callable(self.fn)
@@ -153,6 +173,7 @@ class Action(Enqueueable[P], Generic[P, R_co]):
         self.backoff = as_policy(backoff)
         self.retry_on = _exception_types(kind, "retry_on", retry_on)
         self.discard_on = _exception_types(kind, "discard_on", discard_on)
+        self._missing: Missing = _checked_missing(kind, missing)
         self.is_async = is_async(self.fn)
         self._names = enclosing_names(self.fn)
         self._signature = self._read_early()
@@ -175,16 +196,26 @@ class Action(Enqueueable[P], Generic[P, R_co]):
             raise TypeError(f"{self.kind} takes the Context first: {self.kind}({names})")
         return self.fn(*args, **kwargs)
 
-    def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """The JSON text of a call's arguments. PayloadError names the path of what can't travel."""
-        return self.arguments.encode(args, kwargs)
+    def encode(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        target: SyncTarget | AsyncTarget | None = None,
+    ) -> str:
+        """The JSON text of a call's arguments. PayloadError names the path of what can't travel.
 
-    def encode_raw(self, mapping: Mapping[str, Any]) -> str:
+        It is a :class:`~cyclone_sqla.entities.Draft` if ``target`` has to insert some rows first.
+        """
+        return self.arguments.encode(args, kwargs, target)
+
+    def encode_raw(
+        self, mapping: Mapping[str, Any], target: SyncTarget | AsyncTarget | None = None
+    ) -> str:
         """The JSON text of arguments by name: all of the parameters' types, or all plain JSON.
 
         ``*args`` is a list and ``**kwargs`` an object under their own names. PayloadError as above.
         """
-        return self.arguments.encode_mapping(mapping)
+        return self.arguments.encode_mapping(mapping, target)
 
     def decode(self, text: str) -> tuple[list[Any], dict[str, Any]]:
         """Stored JSON text as the positional and keyword arguments after the Context.
@@ -192,6 +223,10 @@ class Action(Enqueueable[P], Generic[P, R_co]):
         PayloadError if they don't fit the function.
         """
         return self.arguments.decode(text)
+
+    def load(self, text: str, session: Session) -> tuple[list[Any], dict[str, Any]]:
+        """The same for an action that :attr:`takes_rows`. Discard if one has gone."""
+        return self.arguments.load(text, session)
 
     def encode_result(self, value: object) -> str | None:
         """A result as JSON text; None for None. PayloadError if JSON can't hold it."""
@@ -234,6 +269,11 @@ class Action(Enqueueable[P], Generic[P, R_co]):
         return self.signature.takes_context
 
     @property
+    def takes_rows(self) -> bool:
+        """Whether there are instances of mapped classes among the arguments."""
+        return self.arguments.have_rows
+
+    @property
     def signature(self) -> Signature:
         """The parameters without the Context. RegistrationError if a name can't be resolved."""
         return self._signature or self._read_late()
@@ -253,7 +293,7 @@ class Action(Enqueueable[P], Generic[P, R_co]):
     def _build_arguments(self) -> Arguments:
         with _building:
             if self._arguments is None:
-                self._arguments = Arguments(self.kind, self.signature)
+                self._arguments = Arguments(self.kind, self.signature, self._missing)
             return self._arguments
 
     def _build_results(self) -> Results:
@@ -367,6 +407,13 @@ def _default_options(kind: str, **options: object) -> CheckedOptions:
         return check_options(options)
     except InvalidJobError as exc:
         raise RegistrationError(f"{kind}: {exc}") from exc
+
+
+def _checked_missing(kind: str, missing: Missing) -> Missing:
+    # Not everybody uses a type checker.
+    if missing not in get_args(Missing):
+        raise RegistrationError(f"{kind}: missing: must be 'discard' or 'none', not {missing!r}")
+    return missing
 
 
 def _exception_types(

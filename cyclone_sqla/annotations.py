@@ -14,21 +14,23 @@ import itertools
 import re
 import types
 import typing
-from collections import abc
+from collections import OrderedDict, abc, deque
 from collections.abc import Iterator
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import PurePath
 from types import NoneType
-from typing import Annotated, Any, Literal, TypeAlias, Union, cast
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, Union, cast
 from uuid import UUID
 
 import typing_extensions
 from pydantic import BaseModel, JsonValue
+from sqlalchemy.orm import Mapper
 
 from cyclone_sqla.class_fields import Field, fields_of
 from cyclone_sqla.context import Context
+from cyclone_sqla.mapped import key_of, mapper_of
 
 Seen: TypeAlias = frozenset[Any]
 
@@ -55,6 +57,10 @@ _TOLD_APART = ({int, float}, {date, datetime})
 
 _EXACT = (int, str, bool, bytes, UUID, Decimal, timedelta, date, NoneType)
 _EXACT_CONTAINERS = (list, set, frozenset)
+_CONTAINERS_OF_ROWS = (
+    *(list, tuple, dict, deque, OrderedDict),
+    *(abc.Sequence, abc.MutableSequence, abc.Mapping, abc.MutableMapping),
+)
 _ANYTHING: tuple[Any, ...] = (Any, object, JsonValue)
 
 _QUALIFIERS = (typing.Required, typing.NotRequired, typing_extensions.ReadOnly)
@@ -137,7 +143,37 @@ def _is_exact_type(annotation: Any) -> bool:
         return all(a is Ellipsis or is_exact(a) for a in arguments)
     if origin is dict:
         return arguments[0] is str and is_exact(arguments[1])
+    mapper = mapper_of(annotation)
+    if mapper is not None:
+        return all(is_exact(part.annotation) for part in key_of(mapper))
     return annotation is None or annotation in _EXACT
+
+
+class EntityPlace(NamedTuple):
+    """Where an annotation asks for a row: its mapped class, and whether None may stand there."""
+
+    entity: type[Any]
+    is_optional: bool
+
+
+def entity_places(annotation: Any, seen: Seen = frozenset()) -> Iterator[EntityPlace]:
+    """Every place for a row in an annotation, in containers too."""
+    if is_alias(annotation):
+        if annotation in seen:
+            return
+        seen |= {annotation}
+    found = members(annotation)
+    for member in found:
+        if is_entity(member):
+            yield EntityPlace(member, is_optional=NoneType in found)
+        elif typing.get_origin(member) not in (Annotated, Literal):
+            for argument in typing.get_args(member):
+                yield from entity_places(argument, seen)
+
+
+def is_entity(annotation: Any) -> bool:
+    """Whether this is a mapped class. One that is mapped later is none until then."""
+    return mapper_of(annotation) is not None
 
 
 def accepts_context(annotation: Any) -> bool:
@@ -156,6 +192,10 @@ def name_of(annotation: Any) -> str:
 def _problems_of(member: Any, seen: Seen) -> Iterator[str]:
     base = _base_of(member)
     if base in _ANYTHING or base is Annotated:
+        return
+    mapper = mapper_of(base)
+    if mapper is not None:
+        yield from _problems_of_key(mapper)
         return
     reason = _refusal(member, base)
     if reason is not None:
@@ -177,18 +217,30 @@ def _refusal(member: Any, base: Any) -> str | None:
         return _literal_problem(member)
     if base in _REFUSED:
         return _REFUSED[base]
-    return _class_refusal(base) if isinstance(base, type) else None
+    return _class_refusal(member, base) if isinstance(base, type) else None
 
 
-def _class_refusal(base: type[Any]) -> str | None:
+def _class_refusal(member: Any, base: type[Any]) -> str | None:
     if issubclass(base, Context):
         return "only the first positional parameter is the Context, annotated exactly `Context`"
-    if hasattr(base, "__mapper__"):
-        return "a mapped class cannot be an argument; pass its primary key, load it in the action"
+    if base not in _CONTAINERS_OF_ROWS and any(entity_places(member)):
+        return "rows can be in a list, a tuple, a deque, or the values of a dict"
     if issubclass(base, enum.Enum):
         odd = [m for m in base if not isinstance(m.value, str | int | float)]
         return f"the value of {odd[0]} is not a str, int or float" if odd else None
     return None
+
+
+def _problems_of_key(mapper: Mapper[Any]) -> Iterator[str]:
+    for name, annotation in key_of(mapper):
+        attribute = f"{mapper.class_.__name__}.{name}"
+        if annotation is None:
+            yield (
+                f"{attribute}: the type of this key's values is not known; annotate it Mapped[…], "
+                "or give the column's type a python_type"
+            )
+        for reason in problems(annotation):
+            yield f"{attribute}: {reason}"
 
 
 def _literal_problem(literal: Any) -> str | None:
@@ -210,6 +262,9 @@ def _key_problems(annotation: Any) -> Iterator[str]:
     if len(found) > 1:
         yield f"keys of {name_of(annotation)}: all keys travel as text, so use one type"
     for member in found:
+        if is_entity(member):
+            yield f"keys of {name_of(member)}: rows can't be keys; use the values of a dict"
+            continue
         is_number = typing.get_origin(annotation) is Literal and member is not str
         if is_number or not _is_fit_key(_base_of(member)):
             yield f"keys of {name_of(member)}: would not come back, JSON keys are text"
@@ -225,13 +280,25 @@ def _problems_in_fields(base: Any, seen: Seen) -> Iterator[str]:
     if base in seen:
         return
     for name, field in (fields_of(base) or {}).items():
-        if not isinstance(field.annotation, typing.TypeVar):  # a generic class: its arguments count
-            for reason in problems(field.annotation, seen | {base}):
-                yield f"{base.__name__}.{name}: {reason}"
+        if isinstance(field.annotation, typing.TypeVar):  # a generic class: its arguments count
+            continue
+        for entity, _ in entity_places(field.annotation):
+            yield (
+                f"{base.__name__}.{name}: {name_of(entity)} is a mapped class, which can't be "
+                "inside another; make it a parameter of its own, or hold its primary key there"
+            )
+        for reason in problems(field.annotation, seen | {base}):
+            yield f"{base.__name__}.{name}: {reason}"
 
 
 def _clashes(found: list[Any]) -> Iterator[str]:
     for one, other in itertools.combinations(found, 2):
+        if NoneType not in (one, other) and (is_entity(one) or is_entity(other)):
+            yield (
+                f"{name_of(one)} | {name_of(other)}: a mapped class travels as its primary key, "
+                "which can be told from None only; use a parameter for each"
+            )
+            continue
         form = _shared_form(one, other)
         if form is not None:
             yield (

@@ -6,7 +6,7 @@ import dataclasses
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast, overload
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine
@@ -21,6 +21,7 @@ from cyclone_sqla.bulk_control import BulkControl
 from cyclone_sqla.clock import Clock, DatabaseClock
 from cyclone_sqla.context import Context
 from cyclone_sqla.dialects import Dialect, HintMode, dialect_of
+from cyclone_sqla.entities import Draft, Missing
 from cyclone_sqla.errors import ConfigurationError, SchemaError
 from cyclone_sqla.hints import CALL_TO_ADMIT
 from cyclone_sqla.job_spec import JobRef, JobSpec, OnDuplicate, OnFailure
@@ -101,6 +102,7 @@ class Cyclone(BulkControl, Reading):
         backoff: BackoffPolicy | Callable[[int], Duration] | Duration | None = None,
         retry_on: Sequence[type[BaseException]] = (),
         discard_on: Sequence[type[BaseException]] = (),
+        missing: Missing = "discard",
     ) -> ActionDecorator: ...
     def action(self, fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         """Register a function as the action of a kind of job.
@@ -109,7 +111,8 @@ class Cyclone(BulkControl, Reading):
         function. ``max_attempts``, ``timeout`` (a timedelta, or seconds), ``queue`` and
         ``priority`` are defaults that an enqueue can override. ``backoff`` says how long a failed
         attempt waits. Exceptions of ``discard_on`` are not retried, unless ``retry_on`` names the
-        same class or a more special one.
+        same class or a more special one. ``missing`` is for parameters that take a row: if it has
+        gone when the job runs, the job is discarded, or with "none" gets None for it.
 
         Raises RegistrationError for a function that cannot be an action.
         """
@@ -168,21 +171,24 @@ class Cyclone(BulkControl, Reading):
 
         Raises PayloadError, InvalidJobError, DuplicateError, TransactionError, SchemaError.
         """
-        return self.enqueue_spec(target, self._spec_by_name(kind, arguments, options))
-
-    def _spec_by_name(self, kind: str, arguments: Mapping[str, Any], options: Options) -> JobSpec:
         action = self.registry.find(kind)
         defaults = {} if action is None else action.defaults
-        return build_spec(kind, self.encode_arguments(kind, arguments), defaults, options)
+        text = self.encode_arguments(kind, arguments, target)
+        return self.enqueue_spec(target, build_spec(kind, text, defaults, options))
 
-    def encode_arguments(self, kind: str, arguments: Mapping[str, Any]) -> str:
+    def encode_arguments(
+        self,
+        kind: str,
+        arguments: Mapping[str, Any],
+        target: SyncTarget | AsyncTarget | None = None,
+    ) -> str:
         """Arguments as JSON text, checked against the action of the kind, else as plain JSON.
 
         Raises PayloadError.
         """
         action = self.registry.find(kind)
         if action is not None:
-            return action.encode_raw(arguments)
+            return action.encode_raw(arguments, target)
         return check_json(kind, arguments)
 
     @overload
@@ -243,14 +249,22 @@ class Cyclone(BulkControl, Reading):
     ) -> JobRef | Coroutine[Any, Any, JobRef]:
         """Enqueue a job that :meth:`Action.job` made."""
         spec = self._settled_spec(spec)
+        flush = isinstance(spec.arguments, Draft)
 
         def work(connection: Connection, session: Session | None) -> JobRef:
             dialect = self.dialect_for(connection)
-            ref = operations.enqueue(connection, dialect, spec, self.instance)
+            whole = self._completed(spec) if flush else spec
+            ref = operations.enqueue(connection, dialect, whole, self.instance)
             self._hint(connection, session, [spec], [ref])
             return ref
 
-        return run(target, work, self.job_class, f"a {spec.kind} job")
+        return run(target, work, self.job_class, f"a {spec.kind} job", flush=flush)
+
+    def _completed(self, spec: JobSpec) -> JobSpec:
+        """The job with the keys of the rows that the session has inserted by now."""
+        text = cast("Draft", spec.arguments).completed()
+        check_size(spec.kind, text, self.max_payload)
+        return dataclasses.replace(spec, arguments=text)
 
     def _settled_spec(self, spec: JobSpec) -> JobSpec:
         """The job as it will be stored: of bearable size, its sequence's failure mode settled."""
@@ -259,7 +273,8 @@ class Cyclone(BulkControl, Reading):
             raise TypeError(
                 f"enqueue_many takes jobs made by action.job(…), not {type(spec).__name__}"
             )
-        check_size(spec.kind, spec.arguments, self.max_payload)
+        if not isinstance(spec.arguments, Draft):
+            check_size(spec.kind, spec.arguments, self.max_payload)
         if spec.sequence is None or spec.on_failure is not None:
             return spec
         mode = self.on_failure(spec) if callable(self.on_failure) else self.on_failure

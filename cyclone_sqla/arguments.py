@@ -7,16 +7,24 @@ import re
 import typing
 from collections.abc import Awaitable, Coroutine, Mapping
 from types import GenericAlias
-from typing import Any, NotRequired, cast
+from typing import TYPE_CHECKING, Any, NotRequired, cast
 
 import typing_extensions
-from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from pydantic import (
+    ConfigDict,
+    PydanticSchemaGenerationError,
+    PydanticUserError,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from cyclone_sqla.annotations import is_exact
+from cyclone_sqla.annotations import entity_places, is_exact
 from cyclone_sqla.context import Context
+from cyclone_sqla.entities import Draft, Missing, Rows, Sending, Wanted
 from cyclone_sqla.errors import PayloadError, RegistrationError
 from cyclone_sqla.lossless import lossless
+from cyclone_sqla.outcomes import Discard
 from cyclone_sqla.payload import (
     MAX_INT_DIGITS,
     Fault,
@@ -27,8 +35,14 @@ from cyclone_sqla.payload import (
     locate,
     not_plain_json,
     not_storable,
+    path_text,
 )
 from cyclone_sqla.signatures import Signature, refuse_unfit
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+    from cyclone_sqla.binding import AsyncTarget, SyncTarget
 
 _CONFIG = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -42,10 +56,15 @@ class Arguments:
 
     One JSON object holds them by their parameters' names; ``*args`` is a list in it, ``**kwargs``
     an object. What the caller left out is not stored: the default of the code that runs applies.
+    ``missing`` says what a row that has gone means.
     """
 
-    def __init__(self, kind: str, signature: Signature) -> None:
+    def __init__(self, kind: str, signature: Signature, missing: Missing = "discard") -> None:
         refuse_unfit(kind, signature.parameters)
+        self.have_rows = any(any(entity_places(p.annotation)) for p in signature.parameters)
+        """Whether there are rows of the application among them."""
+        _refuse_missing(kind, signature.parameters, missing)
+        self._missing = missing
         self._kind = kind
         self._layout = _Layout(kind, signature.parameters)
         self._exact = all(is_exact(p.annotation) for p in signature.parameters)
@@ -53,27 +72,39 @@ class Arguments:
         self._validator = adapter.validator
         self._serializer = adapter.serializer
 
-    def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """The JSON text of a call. PayloadError with the path of what can't travel."""
+    def encode(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        target: SyncTarget | AsyncTarget | None = None,
+    ) -> str:
+        """The JSON text of a call. PayloadError with the path of what can't travel.
+
+        It is a :class:`~cyclone_sqla.entities.Draft` if ``target`` has to insert some rows first.
+        """
         given = self._layout.by_name(args, kwargs)
+        sending = Sending(target) if self.have_rows else None
         try:
-            validated = self._validator.validate_python(given, strict=True)
+            validated = self._validator.validate_python(given, strict=True, context=sending)
         except ValidationError as exc:
             raise _first_fault(exc, given).error(self._kind) from None
-        return self._encode(given, validated)
+        return self._encode(given, validated, sending)
 
-    def encode_mapping(self, mapping: Mapping[str, Any]) -> str:
+    def encode_mapping(
+        self, mapping: Mapping[str, Any], target: SyncTarget | AsyncTarget | None = None
+    ) -> str:
         """The JSON text of arguments given by name, under the names that they are stored by.
 
         The values are either all of the parameters' types (``Decimal("9.99")``), or all plain JSON
         as it would be stored (``"9.99"``). PayloadError with the path otherwise.
         """
         given = as_arguments(self._kind, mapping)
+        sending = Sending(target) if self.have_rows else None
         try:
-            validated = self._validator.validate_python(given, strict=True)
+            validated = self._validator.validate_python(given, strict=True, context=sending)
         except ValidationError as exc:
             return self._checked_json(given, exc)
-        return self._encode(given, validated)
+        return self._encode(given, validated, sending)
 
     def _checked_json(self, given: dict[str, Any], exc: ValidationError) -> str:
         if find_fault(given, not_plain_json) is not None:
@@ -86,18 +117,33 @@ class Arguments:
         """The positional and keyword arguments for the function. PayloadError if they don't fit."""
         return self._layout.as_call(self._load(text))
 
-    def _load(self, text: str) -> dict[str, Any]:
+    def load(self, text: str, session: Session) -> tuple[list[Any], dict[str, Any]]:
+        """The same, with the rows loaded. Discard names one that has gone and must not be."""
+        wanted = Wanted()
+        references = self._load(text, wanted)
+        loaded = wanted.load(session)
+        if self._missing == "discard" and not loaded.is_whole:
+            fault = find_fault(references, loaded.absence) or Fault((), "a row is gone")
+            raise Discard(f"{path_text(fault.path)}: {fault.reason}")
+        return self._layout.as_call(self._load(text, loaded))
+
+    def _load(self, text: str, rows: Rows | None = None) -> dict[str, Any]:
         try:
-            return cast("dict[str, Any]", self._validator.validate_json(text, strict=True))
+            values = self._validator.validate_json(text, strict=True, context=rows)
+            return cast("dict[str, Any]", values)
         except ValidationError as exc:
             raise _first_fault(exc, _parsed(text)).error(self._kind) from None
 
-    def _encode(self, given: dict[str, Any], validated: dict[str, Any]) -> str:
+    def _encode(
+        self, given: dict[str, Any], validated: dict[str, Any], sending: Sending | None
+    ) -> str:
         data = self._dump(validated)
         if b"\\u0000" in data and _NUL.search(data):
             raise self._nul_in(given, validated).error(self._kind)
         if not self._exact or _is_doubtful(data):
-            self._check_round_trip(given, data)
+            self._check_round_trip(given, data, sending)
+        if sending is not None and sending.unflushed:
+            return Draft.of(self._kind, data.decode(), validated, sending.unflushed)
         return data.decode()
 
     def _dump(self, validated: dict[str, Any]) -> bytes:
@@ -120,9 +166,11 @@ class Arguments:
         names = [n for n, v in validated.items() if _NUL.search(self._dump({n: v}))]
         return find_fault(given, not_storable) or Fault(tuple(names[:1]), "holds a NUL character")
 
-    def _check_round_trip(self, given: dict[str, Any], data: bytes) -> None:
+    def _check_round_trip(
+        self, given: dict[str, Any], data: bytes, sending: Sending | None
+    ) -> None:
         try:
-            back = self._validator.validate_json(data, strict=True)
+            back = self._validator.validate_json(data, strict=True, context=sending)
         except ValidationError as exc:
             lost = find_fault(given, not_storable) or _first_fault(exc, given)
             raise lost.error(self._kind) from None
@@ -239,9 +287,26 @@ def _result_codec(kind: str, returns: Any) -> Arguments | None:
         return None
     result = inspect.Parameter("result", inspect.Parameter.KEYWORD_ONLY, annotation=returns)
     try:
-        return Arguments(kind, Signature((result,), takes_context=False, returns=None))
+        codec = Arguments(kind, Signature((result,), takes_context=False, returns=None))
     except RegistrationError:
         return None
+    return None if codec.have_rows else codec  # a row that is returned may be pending yet
+
+
+def _refuse_missing(kind: str, parameters: tuple[inspect.Parameter, ...], missing: Missing) -> None:
+    """RegistrationError for ``missing="none"`` where None could not be given."""
+    if missing == "discard":
+        return
+    places = [(p.name, place) for p in parameters for place in entity_places(p.annotation)]
+    if not places:
+        raise RegistrationError(f"{kind}: missing: no parameter takes a mapped class")
+    for name, place in places:
+        if not place.is_optional:
+            entity = place.entity.__name__
+            raise RegistrationError(
+                f"{kind}: parameter {name!r}: with missing='none' a row that has gone arrives as "
+                f"None; write `{entity} | None` there"
+            )
 
 
 def _adapter(kind: str, parameters: tuple[inspect.Parameter, ...]) -> TypeAdapter[dict[str, Any]]:
@@ -258,6 +323,10 @@ def _adapter(kind: str, parameters: tuple[inspect.Parameter, ...]) -> TypeAdapte
 def _schema_problem(parameter: inspect.Parameter) -> str | None:
     try:
         TypeAdapter(_typed_dict((parameter,)))
+    except PydanticSchemaGenerationError as exc:
+        reason = _first_line(str(exc)).partition(". ")[0]
+        hint = "; if it is to be mapped, map it before the action is used"
+        return reason + hint if "<class " in reason else reason
     except (PydanticUserError, NameError, TypeError) as exc:
         return _first_line(str(exc))
     return None

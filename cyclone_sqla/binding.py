@@ -3,8 +3,8 @@ async kin.
 
 The body is written once, for a Core :class:`~sqlalchemy.Connection` inside the caller's
 transaction. A synchronous target runs it at once; an asynchronous one gives back a coroutine that
-runs it through ``run_sync``. The Session is not flushed: an application's pending objects stay
-pending.
+runs it through ``run_sync``. The Session is not flushed, unless the body needs what is pending in
+it: an application's pending objects stay pending.
 """
 
 from __future__ import annotations
@@ -33,24 +33,39 @@ Work: TypeAlias = "Callable[[Connection, Session | None], T]"
 
 
 def run(
-    target: SyncTarget | AsyncTarget, work: Work[T], mapper: type[Any], lost: str | None = None
+    target: SyncTarget | AsyncTarget,
+    work: Work[T],
+    mapper: type[Any],
+    lost: str | None = None,
+    *,
+    flush: bool = False,
 ) -> T | Coroutine[Any, Any, T]:
     """Run ``work`` in the target's transaction: now, or in the returned coroutine.
 
     ``mapper`` is the mapped class by which a Session with several engines finds the right one.
-    ``lost`` says what a transaction would lack if the coroutine was never awaited.
+    ``lost`` says what a transaction would lack if the coroutine was never awaited. With ``flush``
+    a Session is flushed first.
     """
     if isinstance(target, scoped_session):
         target = cast("Session", target.registry())
     if isinstance(target, Session):
-        return run_in_session(target, work, mapper)
+        return run_in_session(target, work, mapper, flush=flush)
     if isinstance(target, Connection):
         return _work_on(target, None, work)
-    return _run_async(target, work, mapper, lost)
+    return _run_async(target, work, mapper, lost, flush)
+
+
+def session_of(target: SyncTarget | AsyncTarget | None) -> Session | None:
+    """The Session that a target is, or has behind it; None for a connection."""
+    held: Any = target
+    if hasattr(held, "registry"):
+        held = held.registry()
+    held = getattr(held, "sync_session", held)
+    return held if isinstance(held, Session) else None
 
 
 def _run_async(
-    target: AsyncTarget, work: Work[T], mapper: type[Any], lost: str | None
+    target: AsyncTarget, work: Work[T], mapper: type[Any], lost: str | None, flush: bool
 ) -> Coroutine[Any, Any, T]:
     try:
         from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
@@ -63,14 +78,16 @@ def _run_async(
     # Not everybody uses a type checker.
     if not isinstance(target, AsyncSession):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise _unfit(target)
-    coroutine = target.run_sync(lambda session: run_in_session(session, work, mapper))
+    coroutine = target.run_sync(lambda session: run_in_session(session, work, mapper, flush=flush))
     if lost is not None:
         _watch(target.sync_session, coroutine, lost)
     return coroutine
 
 
-def run_in_session(session: Session, work: Work[T], mapper: type[Any]) -> T:
+def run_in_session(session: Session, work: Work[T], mapper: type[Any], *, flush: bool = False) -> T:
     """Run ``work`` in the transaction of a synchronous session."""
+    if flush:  # before the translation of schemas, which its statements need, is put aside
+        session.flush()
     return _work_on(connection_of(session, mapper), session, work)
 
 

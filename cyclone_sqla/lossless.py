@@ -11,14 +11,20 @@ from pydantic import GetCoreSchemaHandler
 from pydantic_core import core_schema
 
 from cyclone_sqla.annotations import inside, is_alias, is_opaque, is_union
+from cyclone_sqla.entities import Entity
+from cyclone_sqla.mapped import key_of, mapper_of
 
 Seen: TypeAlias = frozenset[Any]
 
 
 def lossless(annotation: Any, seen: Seen = frozenset()) -> Any:
-    """The annotation with every ``bytes`` in it travelling as base64."""
+    """The annotation with every ``bytes`` in it travelling as base64, and every row as its key."""
     if annotation is bytes:
         return Annotated[bytes, Base64()]
+    mapper = mapper_of(annotation)
+    if mapper is not None:
+        key = [lossless(part.annotation) for part in key_of(mapper)]
+        return cast("Any", Annotated)[annotation, Entity(annotation, key)]
     if isinstance(annotation, typing.NewType) or is_alias(annotation):
         return _lossless_name(annotation, seen)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import reprlib
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from datetime import date, datetime, time, timedelta
@@ -22,6 +23,7 @@ from pydantic_core import to_json
 
 from cyclone_sqla.errors import PayloadError
 from cyclone_sqla.keys import unstorable
+from cyclone_sqla.mapped import state_of
 
 MAX_DEPTH = 190
 """How deep lists and objects may be nested. The parser of the worker stops at 200."""
@@ -53,6 +55,20 @@ class Fault(NamedTuple):
     def error(self, kind: str) -> PayloadError:
         """The fault as the error that the caller gets."""
         return PayloadError(kind, path_text(self.path), self.reason)
+
+
+class StandIn(ABC):
+    """What arrives in place of a value of which JSON holds no more than a reference."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def as_json(self) -> Any:
+        """The reference, as plain JSON values."""
+
+    @abstractmethod
+    def difference(self, sent: object) -> Fault | None:
+        """Why it does not stand for this value; None if it does."""
 
 
 def check_json(kind: str, value: object) -> str:
@@ -142,7 +158,12 @@ def _parts(value: object) -> Iterator[tuple[object, object]]:
 
 
 def fields_of(value: object) -> dict[str, object]:
-    """The fields of a dataclass or pydantic model; nothing for other values."""
+    """The fields of a dataclass or pydantic model; nothing for other values.
+
+    Nothing for rows either, whatever else they are: to look at an attribute may load it.
+    """
+    if state_of(value) is not None:
+        return {}
     if isinstance(value, BaseModel):
         names = type(value).model_fields
         return {n: getattr(value, n, None) for n in names} | (value.__pydantic_extra__ or {})
@@ -178,6 +199,8 @@ def not_plain_json(value: object) -> str | None:
     """Why this leaf or container is not plain JSON; None if it is."""
     if type(value) in (str, int, float, bool, NoneType, list, dict):
         return not_storable(value) or _odd_key(value)
+    if state_of(value) is not None:
+        return f"is a {type(value).__name__}; without the action's code give its primary key"
     return (
         f"is of type {type(value).__name__}; without the action's code only plain JSON can be "
         "sent: str, int, float, bool, None, list, and dict with str keys"
@@ -213,7 +236,7 @@ def difference(sent: object, back: object) -> Fault | None:
 
 
 def _comparison_for(kind: type) -> _Comparison:
-    for base in (dict, list, tuple, deque):
+    for base in (dict, list, tuple, deque, StandIn):
         if issubclass(kind, base):
             return _COMPARISONS[base]
     return _compare_objects
@@ -311,6 +334,10 @@ def _compare_objects(sent: Any, back: Any) -> Fault | None:
     return None if same else _changed(sent, back)
 
 
+def _compare_stand_ins(sent: object, back: StandIn) -> Fault | None:
+    return back.difference(sent)
+
+
 def _changed(sent: object, back: object) -> Fault:
     if type(sent) is not type(back):
         return Fault((), f"{type(sent).__name__} would arrive as {_type_name(back)}")
@@ -337,4 +364,5 @@ _COMPARISONS: dict[type, _Comparison] = {
     dict: _compare_mappings,
     set: _compare_sets,
     frozenset: _compare_sets,
+    StandIn: _compare_stand_ins,
 }

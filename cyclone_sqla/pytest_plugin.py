@@ -16,7 +16,7 @@ An application says in its conftest.py what it is, and on which engine its tests
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import pytest
@@ -93,8 +93,8 @@ def cyclone_env(
     """The jobs of one test, on a connection whose transaction is rolled back after it."""
     from cyclone_sqla.testing import CycloneEnv
 
-    marker = request.node.get_closest_marker("cyclone")
-    options = marker.kwargs if marker is not None else {}
+    marker: pytest.Mark | None = request.node.get_closest_marker("cyclone")
+    options: Mapping[str, bool] = marker.kwargs if marker is not None else {}
     with cyclone_database.connect() as connection:
         outer = connection.begin()
         try:

@@ -9,15 +9,21 @@ from datetime import timedelta
 from enum import StrEnum
 from time import monotonic
 from types import AsyncGeneratorType, GeneratorType
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from cyclone_sqla.backoff import BackoffPolicy
 from cyclone_sqla.context import ClaimedJob, Context, Transaction
-from cyclone_sqla.errors import PayloadError
+from cyclone_sqla.errors import ConfigurationError, PayloadError
 from cyclone_sqla.failures import Failure
 from cyclone_sqla.outcomes import Cancelled, Completed, Discard, Outcome
 
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
+    from sqlalchemy.orm import Session
+
 log = logging.getLogger("cyclone_sqla.worker.action")
+
+_Arguments: TypeAlias = tuple[Sequence[Any], Mapping[str, Any]]
 
 _COMPLETED = Completed()
 
@@ -60,8 +66,17 @@ class Runnable(Protocol):
         """Exceptions after which no attempt can succeed."""
         ...
 
+    @property
+    def takes_rows(self) -> bool:
+        """Whether there are instances of mapped classes among its arguments."""
+        ...
+
     def decode(self, text: str, /) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """The arguments; PayloadError if this code can't read them."""
+        ...
+
+    def load(self, text: str, session: Session, /) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """The same with the rows loaded; Discard if one has gone."""
         ...
 
     def encode_result(self, value: Any, /) -> str | None:
@@ -179,7 +194,25 @@ class Run:
         """What the action returns: of an async one, its awaitable. Raises whatever it raises."""
         if self.interruption is not None:
             raise Cancelled(self.interruption)
-        args, kwargs = self._arguments()
+        if self.action.takes_rows:
+            return self._call_with_rows()
+        return self._call(self._arguments(self.action.decode))
+
+    def _call_with_rows(self) -> Any:
+        if self.unit is None:
+            raise ConfigurationError("this run has no database to load its arguments from")
+        if self.unit.is_async:
+            return self._load_and_call(self.unit.async_session)
+        return self._call(self._loaded(self.unit.session))
+
+    async def _load_and_call(self, session: AsyncSession) -> Any:
+        return await self._call(await session.run_sync(self._loaded))
+
+    def _loaded(self, session: Session) -> _Arguments:
+        return self._arguments(lambda text: self.action.load(text, session))
+
+    def _call(self, arguments: _Arguments) -> Any:
+        args, kwargs = arguments
         if self.ctx is not None:
             return self.action.fn(self.ctx, *args, **kwargs)
         return self.action.fn(*args, **kwargs)
@@ -226,9 +259,9 @@ class Run:
             limits.append(Limit(self.handed_in + left.total_seconds(), Interruption.EXPIRED))
         return min(limits)
 
-    def _arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    def _arguments(self, read: Callable[[str], _Arguments]) -> _Arguments:
         try:
-            return self.action.decode(self.job.arguments)
+            return read(self.job.arguments)
         except PayloadError as exc:
             # Another attempt by the same code would read the same text.
             raise Discard(f"this code can't read the job's arguments: {exc}") from exc

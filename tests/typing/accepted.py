@@ -17,7 +17,14 @@ from sqlalchemy.ext.asyncio import (
     AsyncSession,
     async_scoped_session,
 )
-from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.orm import (
+    DeclarativeBase,
+    Mapped,
+    Session,
+    mapped_column,
+    scoped_session,
+    sessionmaker,
+)
 
 from cyclone_sqla import (
     Action,
@@ -45,6 +52,25 @@ class Row:
 
     name: str
     amount: Decimal = Decimal(0)
+
+
+class Base(DeclarativeBase):
+    """The application's own."""
+
+
+class Account(Base):
+    """A mapped class: instances are arguments."""
+
+    __tablename__ = "account"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    type: Mapped[str]
+    __mapper_args__ = {"polymorphic_on": "type", "polymorphic_identity": "plain"}  # noqa: RUF012
+
+
+class Savings(Account):
+    """A subclass of it."""
+
+    __mapper_args__ = {"polymorphic_identity": "savings"}  # noqa: RUF012
 
 
 class MySession(Session):
@@ -111,6 +137,21 @@ def free_any(ctx: Context, n: int, *, data: object) -> None:
 @cyclone.action
 def of_rows(rows: list[Row], by_name: dict[str, Row]) -> None:
     """Containers of classes of the application."""
+
+
+@cyclone.action
+def pay(ctx: Context, account: Account, amount: Decimal) -> None:
+    """A row, which arrives loaded."""
+    assert_type(account.id, int)
+    assert_type(ctx.session.get(Account, account.id), Account | None)
+
+
+@cyclone.action(missing="none")
+async def audit(
+    accounts: list[Account | None], owner: Account | None, *more: Account | None
+) -> int:
+    """Rows, of which some may have gone."""
+    return len([account.id for account in (*accounts, *more) if account])
 
 
 class Jobs:
@@ -215,6 +256,22 @@ def arguments(session: Session, anything: Any) -> None:
     async_service.enqueue(session, n=1)
     decorated.enqueue(session, n=1)
     bare.enqueue(session, anything, anything)
+
+
+def rows(session: Session, account: Account, savings: Savings, ctx: Context) -> None:
+    """What the action gets is what the enqueue takes: instances, also of subclasses."""
+    assert_type(pay.enqueue(session, account, Decimal(1)), JobRef)
+    assert_type(pay.using(priority=1).enqueue(session, account=savings, amount=Decimal(1)), JobRef)
+    assert_type(pay.job(savings, amount=Decimal(1)), JobSpec)
+    assert_type(audit.enqueue(session, [account, savings, None], None, savings), JobRef)
+    assert_type(cyclone.enqueue(session, "pay", {"account": account, "amount": Decimal(1)}), JobRef)
+    pay(ctx, account, Decimal(1))
+
+
+async def rows_async(session: AsyncSession, account: Account) -> None:
+    """The same, awaited."""
+    assert_type(await pay.enqueue(session, account, amount=Decimal(1)), JobRef)
+    assert_type(await audit([account, None], account), int)
 
 
 def enqueuing_as_a_callable(session: Session) -> None:

@@ -13,15 +13,18 @@ from sqlalchemy.orm import Session
 
 from cyclone_sqla import Context, Cyclone, JobRef
 from tests.typing.accepted import (
+    Account,
     Jobs,
     Row,
     all_kinds,
+    audit,
     bare,
     bare_with_context,
     cyclone,
     fetch,
     free_json,
     of_rows,
+    pay,
     ping,
 )
 
@@ -52,6 +55,18 @@ def arguments(session: Session, ctx: Context) -> None:
     bare_with_context.job(ctx, 1, Decimal(1))  # type: ignore[arg-type, call-arg]  # pyright: ignore[reportCallIssue]
     bare.job(1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     bare.job(1, "1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def rows(session: Session, account: Account, row: Row) -> None:
+    """An instance, not its key and not another class's."""
+    pay.enqueue(session, 1, Decimal(1))  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    pay.enqueue(session, row, Decimal(1))  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    pay.enqueue(session, None, Decimal(1))  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    pay.enqueue(session, account=Account, amount=Decimal(1))  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    pay.job(1, Decimal(1))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    audit.enqueue(session, [1], None)  # type: ignore[list-item]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    audit.enqueue(session, account, None)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    cyclone.action(missing="ignore")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 
 
 def targets(session: Session, engine: Engine, ctx: Context) -> None:

@@ -18,6 +18,7 @@ from typing import (
     Annotated,
     Any,
     ClassVar,
+    Generic,
     Literal,
     NamedTuple,
     NewType,
@@ -30,6 +31,7 @@ from uuid import UUID
 import pytest
 from pydantic import BaseModel, Field, JsonValue, PlainSerializer, field_serializer
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.types import UserDefinedType
 from typing_extensions import TypeAliasType, TypedDict
 
 from cyclone_sqla.annotations import is_exact, members, problems
@@ -49,6 +51,24 @@ class Account(Base):
 
     __tablename__ = "account"
     id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Customer(Base):
+    """Another one."""
+
+    __tablename__ = "customer"
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class OpaqueType(UserDefinedType[Any]):
+    """A column type that does not tell what its values are."""
+
+
+class Keyless(Base):
+    """A mapped class whose key may be anything."""
+
+    __tablename__ = "keyless"
+    id = mapped_column(OpaqueType, primary_key=True)
 
 
 class Colour(enum.Enum):
@@ -124,6 +144,13 @@ class Order:
     """Holds a mapped class."""
 
     account: Account
+
+
+@dataclass
+class Box(Generic[T]):
+    """Holds anything."""
+
+    content: T
 
 
 class Pair(NamedTuple):
@@ -244,10 +271,16 @@ Opaque = Annotated[Decimal, PlainSerializer(float)]
         (Literal[Colour.RED], "would not come back"),
         (Literal[b"x"], "would not come back"),
         (list[T], "type variable"),
-        (Account, "pass its primary key"),
-        (Account | None, "pass its primary key"),
-        (list[Account], "pass its primary key"),
-        (Order, r"Order\.account: Account: .* pass its primary key"),
+        (Account | int, r"Account \| int: a mapped class travels as its primary key"),
+        (list[Account | str | None], r"Account \| str: a mapped class"),
+        (Account | Customer, r"Account \| Customer: a mapped class"),
+        (dict[Account, int], "keys of Account: rows can't be keys"),
+        (set[Account], "rows can be in a list"),
+        (frozenset[Account | None], "rows can be in a list"),
+        (collections.defaultdict[str, list[Account]], "or the values of a dict"),
+        (Box[Account], "rows can be in a list"),
+        (Order, r"Order\.account: Account is a mapped class, which can't be inside another"),
+        (Keyless, r"Keyless\.id: the type of this key's values is not known"),
         (Context, "first positional parameter"),
         (list[Context], "first positional parameter"),
     ],
