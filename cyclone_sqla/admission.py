@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
@@ -33,12 +34,18 @@ def admit(connection: Connection, dialect: Dialect, after: int, limit: int) -> A
     window = connection.execute(dialect.lines.incoming, {"after": after, "limit": limit}).all()
     if not window:
         return Admitted(0, 0, 0, [])
-    keys = sorted({row.sequence_key for row in window})
-    bound = dialect.syntax.bind("incoming", statements.ID, [(row.id,) for row in window])
-    bound |= dialect.syntax.bind("keys", KEYS, [(key,) for key in keys])
-    placed = connection.execute(dialect.lines.admit, {**bound, "now": dialect.now()}).all()
+    keys = {row.sequence_key for row in window}
+    placed = _place(connection, dialect, [row.id for row in window], keys)
     queues = [row.queue for row in placed if row.state == State.AVAILABLE]
     return Admitted(len(window), window[-1].id, len(placed), queues)
+
+
+def _place(
+    connection: Connection, dialect: Dialect, incoming: Sequence[int], keys: Collection[str]
+) -> Sequence[Any]:
+    bound = dialect.syntax.bind("incoming", statements.ID, [(job_id,) for job_id in incoming])
+    bound |= dialect.syntax.bind("keys", KEYS, [(key,) for key in sorted(keys)])
+    return connection.execute(dialect.lines.admit, {**bound, "now": dialect.now()}).all()
 
 
 def hand_on(connection: Connection, dialect: Dialect, released: Sequence[int]) -> list[str]:
@@ -83,3 +90,34 @@ def let_go(connection: Connection, dialect: Dialect, limit: int) -> list[str]:
     params = {"limit": limit, "now": dialect.now()}
     rows = connection.execute(dialect.lines.let_go, params).all()
     return [row.queue for row in rows if row.state == State.AVAILABLE]
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What one look along the lines found."""
+
+    looked_at: int
+    last_key: str
+    headless: list[str]
+    """Keys whose jobs wait for their turn behind nobody."""
+
+
+class Mended(NamedTuple):
+    """A line that had lost its head, and the job that is its head now."""
+
+    key: str
+    job_id: int
+
+
+def sweep(connection: Connection, dialect: Dialect, after: str, limit: int) -> Swept:
+    """Look at a window of the lines after a key, by a plain read."""
+    window = connection.execute(dialect.lines.sweep, {"after": after, "limit": limit}).all()
+    headless = [row.key for row in window if row.is_headless]
+    return Swept(len(window), window[-1].key if window else "", headless)
+
+
+def mend(connection: Connection, dialect: Dialect, keys: Collection[str]) -> list[Mended]:
+    """Make the first of each of these lines its head, where there still is none and nobody has the
+    job locked.
+    """
+    return [Mended(row.sequence_key, row.id) for row in _place(connection, dialect, [], keys)]
