@@ -1,21 +1,23 @@
 """Random interleavings of several connections on sequences, against a model in plain Python.
 
 Applications and people keep transactions open and end them well or badly, workers do their steps in
-between. After every step one snapshot must satisfy the invariant; every new head must have been the
-first of its line; and when the producers have stopped, nothing may be left behind.
+between. After every step one snapshot must satisfy the invariant, every new head must have been the
+first of its line, and every claim is judged by the rule in its plainest words. Producers stop now
+and then, because each new job of a key can heal a line that was left behind: then, as at the end,
+every line must have somebody to wait for.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar
 
 import pytest
 import sqlalchemy as sa
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -29,7 +31,12 @@ from sqlalchemy.exc import DBAPIError
 
 from cyclone_sqla import CycloneError, DatabaseBusyError, Job
 from cyclone_sqla.context import ClaimedJob
-from cyclone_sqla.errors import InvalidTransitionError, JobNotFoundError
+from cyclone_sqla.errors import (
+    DuplicatePositionError,
+    InvalidTransitionError,
+    JobNotFoundError,
+    SequenceGapError,
+)
 from cyclone_sqla.failures import Failure
 from cyclone_sqla.models import HistoryEntry, Sequence
 from cyclone_sqla.outcomes import (
@@ -42,6 +49,7 @@ from cyclone_sqla.outcomes import (
 )
 from tests.databases import Database
 from tests.races.actors import Application, Race, Worker
+from tests.races.lines_model import Model
 
 BROKE = Failure.because("it broke", kind="Broken")
 
@@ -56,17 +64,17 @@ OUTCOMES = {
 }
 
 KEYS = ("a", "b")
+NUMBERED = "n"
+"""A key whose jobs have explicit positions."""
+
+LINES = (*KEYS, NUMBERED)
 MODES = ("dead-letter", "skip", "halt")
 
+EXPECTED = (InvalidTransitionError, JobNotFoundError, DuplicatePositionError, SequenceGapError)
+"""Answers that leave the transaction as it was."""
 
-@dataclass
-class Known:
-    """What the model knows of a job: when its enqueue was called, and when it was committed."""
-
-    key: str
-    called: int
-    committed: int | None = None
-    was_released: bool = False
+EXAMPLES = int(os.environ.get("CYCLONE_TEST_EXAMPLES", "0"))
+"""How many random sequences of steps a long run tries; 0 is the ordinary run."""
 
 
 class Sequences(RuleBasedStateMachine):
@@ -84,24 +92,24 @@ class Sequences(RuleBasedStateMachine):
         isolations = (None, "REPEATABLE READ") if self.overlap else (None, None)
         self.people = [self.race.application(isolation) for isolation in isolations]
         self.workers = [self.race.worker() for _ in range(2)]
-        self.step = 0
-        self.jobs: dict[int, Known] = {}
+        self.model = Model(LINES, NUMBERED)
         self.pending: dict[Application, list[int]] = {person: [] for person in self.people}
         self.claimed: dict[Worker, list[ClaimedJob]] = {worker: [] for worker in self.workers}
         self.running: dict[int, ClaimedJob] = {}
-        self.firsts: list[dict[str, list[int]]] = []
-        self.heads: dict[str, int] = {}
         self.began: dict[Worker, int] = {}
+        self.is_producing = True
 
     # ---- producers and people ----------------------------------------------------------------
 
-    @initialize(counts=st.lists(st.integers(1, 4), min_size=1, max_size=2))
+    @initialize(counts=st.lists(st.integers(0, 4), min_size=2, max_size=3))
     def begin(self, counts: list[int]) -> None:
-        for key, count in zip(KEYS, counts, strict=False):
-            for _ in range(count):
-                self._enqueue(self.people[0], key, None, None)
+        for key, count in zip(LINES, counts, strict=False):
+            for number in range(count):
+                position = number + 1 if key == NUMBERED else None
+                self._enqueue(self.people[0], key, position=position)
         self._end(self.people[0], well=True)
 
+    @precondition(lambda self: self.is_producing)
     @rule(
         who=st.integers(0, 1),
         key=st.sampled_from(KEYS),
@@ -111,11 +119,34 @@ class Sequences(RuleBasedStateMachine):
     )
     def produce(self, who: int, key: str, mode: str, delay: int | None, stays_open: bool) -> None:
         with self._attempt(self.people[who], stays_open):
-            self._enqueue(self.people[who], key, mode, delay)
+            self._enqueue(self.people[who], key, on_failure=mode, process_in=delay)
+
+    @precondition(lambda self: self.is_producing)
+    @rule(
+        who=st.integers(0, 1),
+        mode=st.sampled_from(MODES),
+        ahead=st.sampled_from([0, 0, 1, 2]),
+        reject_gap=st.booleans(),
+        stays_open=st.booleans(),
+    )
+    def produce_at_a_position(
+        self, who: int, mode: str, ahead: int, reject_gap: bool, stays_open: bool
+    ) -> None:
+        """At the first free position, or one or two behind it: then there is a gap, until it is
+        filled by a later one.
+        """
+        position = self._free_positions(ahead + 1)[ahead]
+        options = {"on_failure": mode, "reject_gap": reject_gap}
+        with self._attempt(self.people[who], stays_open):
+            self._enqueue(self.people[who], NUMBERED, position=position, **options)
+
+    @rule()
+    def stop_or_go_on_producing(self) -> None:
+        self.is_producing = not self.is_producing
 
     @rule(
         who=st.integers(0, 1),
-        key=st.sampled_from(KEYS),
+        key=st.sampled_from(LINES),
         verb=st.sampled_from(["cancel", "pause", "resume", "replay", "skip", "reschedule"]),
         place=st.sampled_from([0, 0, 1, 1, 1, 2]),
         stays_open=st.booleans(),
@@ -130,8 +161,8 @@ class Sequences(RuleBasedStateMachine):
 
     @rule(
         who=st.integers(0, 1),
-        key=st.sampled_from(KEYS),
-        verb=st.sampled_from(["pause_sequence", "resume_sequence"]),
+        key=st.sampled_from(LINES),
+        verb=st.sampled_from(["pause_sequence", "resume_sequence", "resume_sequence"]),
         stays_open=st.booleans(),
     )
     def meddle_with_the_line(self, who: int, key: str, verb: str, stays_open: bool) -> None:
@@ -165,11 +196,15 @@ class Sequences(RuleBasedStateMachine):
             self.workers[who].let_go()
             self.workers[who].stage()
 
+    @rule(who=st.integers(0, 1))
+    def sweep(self, who: int) -> None:
+        """No line is ever without its head, so there is nothing to mend."""
+        with self._work(self.workers[who], False):
+            assert self.workers[who].sweep() == []
+
     @rule(who=st.integers(0, 1), count=st.integers(1, 3))
     def claim(self, who: int, count: int) -> None:
-        worker = self.workers[who]
-        with self._work(worker, False):
-            self.claimed[worker] += worker.claim(count)
+        self._claim(self.workers[who], count)
 
     @precondition(lambda self: self.running)
     @rule(
@@ -179,11 +214,19 @@ class Sequences(RuleBasedStateMachine):
         stays_open=st.booleans(),
     )
     def settle(self, who: int, which: set[int], outcome: str, stays_open: bool) -> None:
-        runs = sorted(self.running.values(), key=lambda job: job.id)
-        jobs = [runs[i] for i in which if i < len(runs)]
+        jobs = self._runs(which)
         with self._work(self.workers[who], stays_open):
             if jobs:
                 self.workers[who].settle(*jobs, outcome=OUTCOMES[outcome])
+
+    @precondition(lambda self: self.running)
+    @rule(who=st.integers(0, 1), which=st.sets(st.integers(0, 1), min_size=1))
+    def complete_and_claim(self, who: int, which: set[int]) -> None:
+        """What a busy worker does in one round trip."""
+        worker, jobs = self.workers[who], self._runs(which)
+        with self._work(worker, False):
+            if jobs:
+                self._take(worker, worker.complete_and_claim(jobs, 2))
 
     @rule(who=st.integers(0, 1), stays_open=st.booleans())
     def rescue(self, who: int, stays_open: bool) -> None:
@@ -208,52 +251,25 @@ class Sequences(RuleBasedStateMachine):
     @invariant()
     def look(self) -> None:
         """The invariant, and what has changed since the last look."""
-        self.step += 1
-        self.race.check()
         rows = self.race.rows()
-        there = {row.id for row in rows}
-        lines: dict[str, list[int]] = {key: [] for key in KEYS}
-        for row in rows:
-            if row.sequence_open:
-                lines[row.sequence_key].append(row.id)
-            elif row.id in self.jobs:
-                self.jobs[row.id].was_released = True
-        for job_id, known in self.jobs.items():
-            if known.committed is not None and job_id not in there:
-                known.was_released = True
-        self.firsts.append(lines)
-        self._judge_heads(rows, lines)
+        self.race.check(rows)
+        self.model.look(rows, self.began.values())
         held = {row.id: row.lease for row in rows if row.state == "running"}
         self.running = {i: job for i, job in self.running.items() if held.get(i) == job.lease}
 
-    def _judge_heads(self, rows: list[Any], lines: dict[str, list[int]]) -> None:
-        """A new head was the first of its line, in some view that its admission can have had."""
-        heads = {row.sequence_key: row.id for row in rows if row.admitted}
-        earliest = min([self.step - 2, *self.began.values()])
-        for key, head in heads.items():
-            if self.heads.get(key) == head or head not in lines[key]:
-                continue
-            gone = {row.id for row in rows if not row.sequence_open}
-            views = self.firsts[max(0, earliest) :]
-            firsts = [next((i for i in view[key] if i not in gone), None) for view in views]
-            assert head in firsts, f"{head} became the head of {key}: {views}"
-        self.heads = heads
-
-    def _judge_claim(self, job: ClaimedJob) -> None:
-        """Whatever was committed before this job's enqueue was called has left the line."""
-        known = self.jobs[job.id]
-        for other_id, other in self.jobs.items():
-            is_before = other.committed is not None and other.committed < known.called
-            if other.key == known.key and is_before:
-                assert other.was_released, f"{job.id} runs before {other_id}"
+    @rule()
+    def lull(self) -> None:
+        """Nobody produces and everybody has ended: what can run does, and nothing waits in vain."""
+        self.is_producing = False
+        self._end_all()
+        self._drain()
+        self.model.judge_lull(self.race.rows(), self.workers[0].paused())
+        self.workers[0].commit()
 
     def teardown(self) -> None:
-        """Everybody ends, the producers have stopped: the lines come to their ends."""
+        """The producers have stopped: the lines come to their ends."""
         try:
-            for index, person in enumerate(self.people):
-                self._end(person, well=index == 0)
-            for worker in self.workers:
-                self._end_work(worker, well=True)
+            self._end_all()
             self.look()
             self._bring_to_an_end()
         finally:
@@ -261,15 +277,16 @@ class Sequences(RuleBasedStateMachine):
 
     def _bring_to_an_end(self) -> None:
         person, worker = self.people[0], self.workers[0]
-        for key in KEYS:
+        for key in LINES:
             person.act("resume_sequence", key)
-        person.commit()
-        for _ in range(len(self.jobs) + 3):
+        for position in self._gaps():
+            self._enqueue(person, NUMBERED, position=position)
+        self._end(person, well=True)
+        for _ in range(len(self.model.jobs) + 3):
             self.race.clock.advance(minutes=10)
             worker.rescue()
             worker.commit()
-            self.race.drain(worker)
-            self.look()
+            self._drain()
             for row in self.race.rows():
                 if row.state == "paused":
                     person.act("resume", row.id)
@@ -279,15 +296,39 @@ class Sequences(RuleBasedStateMachine):
         left = [tuple(row) for row in self.race.rows() if row.sequence_open or row.admitted]
         assert left == [], f"left behind: {left}"
 
+    def _drain(self) -> None:
+        """Run what is there to its end, as a lone worker does."""
+        worker = self.workers[0]
+        while True:
+            self._settle_down(worker)
+            claimed = self._claim(worker, 10)
+            if not claimed:
+                return
+            with self._work(worker, False):
+                worker.settle(*claimed)
+
+    def _settle_down(self, worker: Worker) -> None:
+        """What a stager does, until nothing moves: an admission may leave something to pay."""
+        for step in (worker.admit, worker.pay, worker.let_go, worker.stage):
+            with self._work(worker, False):
+                step()
+
     # ---- pieces ------------------------------------------------------------------------------
 
-    def _enqueue(self, person: Application, key: str, mode: str | None, delay: int | None) -> None:
-        options: dict[str, Any] = {"on_failure": mode, "max_attempts": 2}
-        if delay:
-            options["process_in"] = delay
-        job_id = person.enqueue(key, **options)
-        self.jobs[job_id] = Known(key, self.step)
+    def _enqueue(self, person: Application, key: str, **options: Any) -> None:
+        given = {name: value for name, value in options.items() if value is not None}
+        job_id = person.enqueue(key, max_attempts=2, **given)
+        self.model.enqueued(job_id, key, options.get("position"))
         self.pending[person].append(job_id)
+
+    def _free_positions(self, count: int) -> list[int]:
+        taken = {known.place for known in self.model.jobs.values() if known.key == NUMBERED}
+        return [n for n in range(1, len(taken) + count + 1) if n not in taken][:count]
+
+    def _gaps(self) -> list[int]:
+        """Free positions before the last one that is taken."""
+        taken = [known.place for known in self.model.jobs.values() if known.key == NUMBERED]
+        return [n for n in range(1, max(taken, default=0)) if n not in taken]
 
     def _aim(self, key: str, verb: str, place: int) -> int | None:
         rows = self.race.rows(key)
@@ -299,12 +340,30 @@ class Sequences(RuleBasedStateMachine):
             rows = [row for row in rows if row.sequence_open]
         return rows[place].id if place < len(rows) else None
 
+    def _runs(self, which: set[int]) -> list[ClaimedJob]:
+        runs = sorted(self.running.values(), key=lambda job: job.id)
+        return [runs[i] for i in which if i < len(runs)]
+
+    def _claim(self, worker: Worker, count: int) -> list[ClaimedJob]:
+        claimed: list[ClaimedJob] = []
+        with self._work(worker, False):
+            claimed = worker.claim(count)
+            self._take(worker, claimed)
+        return claimed
+
+    def _take(self, worker: Worker, claimed: list[ClaimedJob]) -> None:
+        if claimed:
+            seen, paused = worker.rows(), worker.paused()
+            for job in claimed:
+                self.model.judge_claim(job.id, seen, paused, self.began[worker])
+            self.claimed[worker] += claimed
+
     @contextlib.contextmanager
     def _attempt(self, person: Application, stays_open: bool) -> Iterator[None]:
         """A person's act: a lock that is not had, or a conflict, ends the transaction badly."""
         try:
             yield
-        except (InvalidTransitionError, JobNotFoundError):
+        except EXPECTED:
             pass
         except DatabaseBusyError:
             self._end(person, well=False)
@@ -324,15 +383,17 @@ class Sequences(RuleBasedStateMachine):
                 well = False
         if not well:
             person.roll_back()
-        for job_id in ids:
-            if well:
-                self.jobs[job_id].committed = self.step
-            else:
-                del self.jobs[job_id]
+        self.model.ended(ids, well=well)
+
+    def _end_all(self) -> None:
+        for index, person in enumerate(self.people):
+            self._end(person, well=index == 0)
+        for worker in self.workers:
+            self._end_work(worker, well=True)
 
     @contextlib.contextmanager
     def _work(self, worker: Worker, stays_open: bool) -> Iterator[None]:
-        self.began.setdefault(worker, self.step - 1)
+        self.began.setdefault(worker, self.model.looks)
         try:
             yield
         except (DBAPIError, DatabaseBusyError) as exc:
@@ -349,9 +410,7 @@ class Sequences(RuleBasedStateMachine):
             worker.roll_back()
         else:
             worker.commit()
-            for job in claimed:
-                self._judge_claim(job)
-                self.running[job.id] = job
+            self.running |= {job.id: job for job in claimed}
         self.look()
         self.began.pop(worker, None)
 
@@ -362,7 +421,9 @@ def machine_on(database: Database) -> type[Sequences]:
     return type("SequencesHere", (Sequences,), {"database": database, "overlap": overlap})
 
 
-def run(database: Database, examples: int, steps: int) -> None:
+def run(
+    database: Database, examples: int, steps: int, *, is_random: bool = False, shrinks: bool = True
+) -> None:
     """Drive the machine."""
     run_state_machine_as_test(
         machine_on(database),
@@ -371,12 +432,14 @@ def run(database: Database, examples: int, steps: int) -> None:
             stateful_step_count=steps,
             deadline=None,
             database=None,
-            derandomize=True,
+            derandomize=not is_random,
+            print_blob=True,
+            phases=tuple(Phase) if shrinks else (Phase.generate,),
             suppress_health_check=list(HealthCheck),
         ),
     )
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(600 + 5 * EXAMPLES)
 def test_no_interleaving_strands_a_line_or_breaks_its_order(database: Database) -> None:
-    run(database, examples=25, steps=40)
+    run(database, examples=EXAMPLES or 16, steps=40, is_random=EXAMPLES > 0)
