@@ -61,10 +61,14 @@ class Race:
         self._actors.append(actor)
         return actor
 
+    def dismiss(self) -> None:
+        """Roll back what is open, and have no actors any more."""
+        while self._actors:
+            self._actors.pop().close()
+
     def close(self) -> None:
         """Roll back what is open, and close every connection."""
-        for actor in self._actors:
-            actor.close()
+        self.dismiss()
         self.worker_engine.dispose()
 
     # ---- a look ------------------------------------------------------------------------------

@@ -128,9 +128,7 @@ class Model:
     def _is_before(self, job_id: int, known: Known) -> bool:
         return job_id in self.jobs and self.jobs[job_id].place < known.place
 
-    def _judge_committed_before(
-        self, job_id: int, known: Known, released: Collection[int]
-    ) -> None:
+    def _judge_committed_before(self, job_id: int, known: Known, released: Collection[int]) -> None:
         """Whatever was committed before this job's enqueue was called has left the line once."""
         for other_id, other in self.jobs.items():
             is_before = other.committed is not None and other.committed < known.called
