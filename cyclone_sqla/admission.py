@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection
 
 from cyclone_sqla import statements
-from cyclone_sqla.dialects import Dialect, Step
-from cyclone_sqla.lifecycle import State
+from cyclone_sqla.dialects import Dialect, Rows, Step
+from cyclone_sqla.lifecycle import State, WaitsFor
 from cyclone_sqla.line_statements import KEYS
 
 
@@ -23,6 +23,8 @@ class Admitted:
     changed: int
     queues: list[str]
     """Queues that got an available job, once for each job."""
+    has_delayed: bool = False
+    """Whether a head waits for its time now."""
 
 
 def admit(connection: Connection, dialect: Dialect, after: int, limit: int) -> Admitted:
@@ -37,7 +39,12 @@ def admit(connection: Connection, dialect: Dialect, after: int, limit: int) -> A
     keys = {row.sequence_key for row in window}
     placed = _place(connection, dialect, [row.id for row in window], keys)
     queues = [row.queue for row in placed if row.state == State.AVAILABLE]
-    return Admitted(len(window), window[-1].id, len(placed), queues)
+    return Admitted(len(window), window[-1].id, len(placed), queues, has_delayed(placed))
+
+
+def has_delayed(placed: Sequence[Any]) -> bool:
+    """Whether one of these jobs, just placed, is a head that waits for its time."""
+    return any(row.waits_for == WaitsFor.TIME for row in placed)
 
 
 def _place(
@@ -48,15 +55,12 @@ def _place(
     return connection.execute(dialect.lines.admit, {**bound, "now": dialect.now()}).all()
 
 
-def hand_on(connection: Connection, dialect: Dialect, released: Sequence[int]) -> list[str]:
-    """Admit the next of each released head, in the transaction that released it.
-
-    Returns the queues that got an available job.
-    """
+def hand_on(connection: Connection, dialect: Dialect, released: Sequence[int]) -> Rows:
+    """Admit the next of each released head, in the transaction that released it; the new heads."""
     if not released:
-        return []
+        return ()
     _, admitted, _ = dialect.run(connection, handing_on(dialect, released))
-    return [row.queue for row in admitted if row.state == State.AVAILABLE]
+    return admitted
 
 
 def handing_on(dialect: Dialect, released: Sequence[int]) -> list[Step]:
@@ -79,10 +83,13 @@ def payable_debts(connection: Connection, dialect: Dialect, after: int, limit: i
 
 
 def pay(connection: Connection, dialect: Dialect, debts: Sequence[int]) -> list[str]:
-    """Hand on the places of these debts, as far as nobody has them locked."""
+    """Hand on the places of these debts, as far as nobody has them locked; the queues that got an
+    available job.
+    """
     bound = dialect.syntax.bind("wanted", statements.ID, [(job_id,) for job_id in debts])
     cleared = connection.scalars(dialect.lines.clear_debts, bound).all()
-    return hand_on(connection, dialect, cleared)
+    heads = hand_on(connection, dialect, cleared)
+    return [row.queue for row in heads if row.state == State.AVAILABLE]
 
 
 def let_go(connection: Connection, dialect: Dialect, limit: int) -> list[str]:

@@ -81,7 +81,7 @@ class LineStatements:
                 admitted=sa.case((placed.c.is_head, sa.true())),
                 updated_at=self.now(),
             )
-            .returning(job.c.id, job.c.sequence_key, job.c.state, job.c.queue)
+            .returning(*self._placed)
         )
 
     def _heads(self) -> sa.CTE:
@@ -158,7 +158,7 @@ class LineStatements:
             sa.update(self.job)
             .where(self.job.c.id == promoted.c.id)
             .values(**self._promotion(), admitted=sa.true(), updated_at=self.now())
-            .returning(self.job.c.id, self.job.c.sequence_key, self.job.c.state, self.job.c.queue)
+            .returning(*self._placed)
         )
 
     @cached_property
@@ -392,6 +392,12 @@ class LineStatements:
         )
 
     # ---- pieces ----------------------------------------------------------------------------------
+
+    @property
+    def _placed(self) -> tuple[ColumnElement[Any], ...]:
+        """What is told of a job that got its place."""
+        job = self.job.c
+        return (job.id, job.sequence_key, job.state, job.waits_for, job.queue)
 
     def _head_of(self, key: ColumnElement[Any], outer: sa.FromClause) -> sa.ScalarSelect[Any]:
         """The id of the admitted job of a key."""

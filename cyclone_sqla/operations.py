@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from cyclone_sqla import statements
-from cyclone_sqla.admission import hand_on, handing_on
+from cyclone_sqla.admission import hand_on, handing_on, has_delayed
 from cyclone_sqla.context import ClaimedJob
 from cyclone_sqla.dialects import Dialect, Rows, Step
 from cyclone_sqla.errors import (
@@ -498,7 +498,7 @@ def settle_and_claim(
         return settled, claim(connection, dialect, wanted)
     steps = _completing(dialect, settlements)
     done, rows = dialect.run_and_claim(connection, steps, wanted.slots, wanted.params)
-    settled, asked = _judge_completed(connection, dialect, settlements, done[0])
+    settled, asked = _judge_completed(connection, dialect, settlements, done)
     if asked:
         settled.add(settle(connection, dialect, asked, history_limit=history_limit))
     return settled, _all_claimed(rows)
@@ -616,12 +616,15 @@ class Settled:
     states: dict[int, State] = field(default_factory=dict[int, State])
     busy: list[int] = field(default_factory=list[int])
     refused: dict[int, State | None] = field(default_factory=dict[int, "State | None"])
+    has_delayed: bool = False
+    """Whether a sequence has a head now whose time has not come."""
 
     def add(self, other: Settled) -> None:
         """Take in what became of other jobs."""
         self.states |= other.states
         self.busy += other.busy
         self.refused |= other.refused
+        self.has_delayed |= other.has_delayed
 
 
 def settle(
@@ -666,7 +669,7 @@ def _complete(
 ) -> tuple[Settled, list[Settlement]]:
     """Write the ends of runs that returned; those asked to stop are left as they are, and named."""
     done = dialect.run(connection, _completing(dialect, settlements))
-    return _judge_completed(connection, dialect, settlements, done[0])
+    return _judge_completed(connection, dialect, settlements, done)
 
 
 def _completing(dialect: Dialect, settlements: Sequence[Settlement]) -> list[Step]:
@@ -682,8 +685,10 @@ def _judge_completed(
     connection: Connection,
     dialect: Dialect,
     settlements: Sequence[Settlement],
-    written: Rows,
+    done: Sequence[Rows],
 ) -> tuple[Settled, list[Settlement]]:
+    """``done`` are the rows of the steps of :func:`_completing`."""
+    written, *handed_on = done
     missing = _missing(settlements, written)
     found = _leases_of(connection, dialect, [s.job_id for s in missing])
     asked = [
@@ -692,7 +697,9 @@ def _judge_completed(
         if _is_held(found.get(s.job_id), s.lease)
         and found[s.job_id].cancel_requested_at is not None
     ]
-    return _judged(written, [s for s in missing if s not in asked], found), asked
+    settled = _judged(written, [s for s in missing if s not in asked], found)
+    settled.has_delayed = any(has_delayed(rows) for rows in handed_on[1:2])
+    return settled, asked
 
 
 def _release(
@@ -709,10 +716,11 @@ def _release(
     rows = [(s.job_id, s.lease, *_release_values(s.outcome)) for s in settlements]
     bound = dialect.syntax.bind("ended", statements.RELEASED, rows)
     written = connection.execute(statement, {**bound, "now": dialect.now()}).all()
-    hand_on(connection, dialect, _released(written))
+    heads = hand_on(connection, dialect, _released(written))
     missing = _missing(settlements, written)
     found = _leases_of(connection, dialect, [s.job_id for s in missing])
     settled = _judged(written, missing, found)
+    settled.has_delayed = has_delayed(heads)
     _write_history(connection, dialect, settlements, settled.states, history_limit)
     return settled
 

@@ -118,6 +118,8 @@ class Work:
         self._holdings.take(claimed)
         busy = self._settler.note(batch, settled)
         self._tell_when_due(batch)
+        if settled.has_delayed:
+            self._due_in(0.0)  # by a look, which finds out when
         return claimed, busy
 
     def _is_worth_a_claim(self, slots: Mapping[str, int]) -> bool:

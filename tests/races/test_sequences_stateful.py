@@ -346,7 +346,7 @@ class Sequences(RuleBasedStateMachine):
             rows = [row for row in rows if row.state == "paused"]
         else:
             rows = [row for row in rows if row.sequence_open]
-        return rows[place].id if place < len(rows) else None
+        return rows[place % len(rows)].id if rows else None
 
     def _runs(self, which: set[int]) -> list[ClaimedJob]:
         runs = sorted(self.running.values(), key=lambda job: job.id)

@@ -129,6 +129,10 @@ def enqueue_with_a_short_delay(site: Site) -> int:
     return site.enqueue(process_in=0.05)
 
 
+def enqueue_a_head_with_a_short_delay(site: Site) -> int:
+    return site.enqueue(sequence="k", process_in=0.05)
+
+
 def reschedule_the_far_one(site: Site) -> int:
     far = site.enqueue(process_in=FAR)
     with site.engine.begin() as connection:
@@ -149,6 +153,7 @@ def commit_after_the_time_has_come(site: Site) -> int:
 
 DUE: tuple[Callable[[Site], int], ...] = (
     enqueue_with_a_short_delay,
+    enqueue_a_head_with_a_short_delay,
     reschedule_the_far_one,
     fail_once_with_a_short_backoff,
     commit_after_the_time_has_come,
