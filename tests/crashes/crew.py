@@ -102,6 +102,8 @@ class Crew:
 
     directory: Path
     database: Database
+    server_log: Path | None = None
+    """Of a server of our own, which tells what a worker may have kept to itself."""
 
     def __post_init__(self) -> None:
         self.journal = self.directory / "journal"
@@ -111,6 +113,8 @@ class Crew:
         self.killed: dict[int, int] = {}
         self.replayed: list[Replayed] = []
         self._logs: list[Path] = []
+        self._was_logged = 0
+        self._was_logged = len(self._server_log())
         self._engine = self.database.engine()
         self._producer = Cyclone(hints=False)
         self._person = Cyclone(self._engine)
@@ -199,10 +203,14 @@ class Crew:
         for replayed in self.replayed:
             _check_place(replayed, lines[replayed.key])
         self._check_table()
-        for log in self._logs:
-            text = log.read_text()
+        assert self.replayed, "nothing was replayed"
+        for text in (*(log.read_text() for log in self._logs), self._server_log()):
             for word in ("constraint", "duplicate key", "deadlock", "lost its head"):
                 assert word not in text, text
+
+    def _server_log(self) -> str:
+        text = "" if self.server_log is None else self.server_log.read_text(errors="replace")
+        return text[self._was_logged :]
 
     def _check_no_overlap(self, events: list[Told]) -> None:
         running: Told | None = None

@@ -12,6 +12,7 @@ import pytest
 
 from tests.crashes.crew import PROCESSES, Crew, Monitor
 from tests.databases import Database
+from tests.servers.postgres import Postgres, PostgresServer
 from tests.waiting import wait_until
 
 IS_FULL = os.environ.get("CYCLONE_TEST_CROWD") == "full"
@@ -22,9 +23,10 @@ PATIENCE = 600.0 if IS_FULL else 200.0
 
 
 @pytest.fixture
-def crew(tmp_path: Path, postgresql_database: Database) -> Crew:
+def crew(tmp_path: Path, postgres: Postgres, postgresql_database: Database) -> Crew:
     """Workers on PostgreSQL, none of them started."""
-    return Crew(tmp_path, postgresql_database)
+    server_log = postgres.log_path if isinstance(postgres, PostgresServer) else None
+    return Crew(tmp_path, postgresql_database, server_log)
 
 
 @pytest.mark.parametrize(

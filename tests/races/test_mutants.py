@@ -108,10 +108,8 @@ def a_claim_does_not_ask_for_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 SEEN_BY_THE_MACHINE: tuple[Break, ...] = (
     no_debt_is_kept,
-    a_job_comes_back_right_behind_its_head,
     a_first_that_is_not_ready_is_passed_over,
     a_gap_in_the_positions_is_no_reason_to_wait,
-    a_claim_does_not_ask_for_pauses,
 )
 
 
@@ -146,6 +144,14 @@ SEEN_BY_A_SCRIPT: tuple[tuple[Break, Script], ...] = (
     (
         a_worker_has_one_snapshot_for_a_transaction,
         scripts.test_a_worker_reads_anew_in_every_statement_whatever_the_servers_default,
+    ),
+    (
+        a_job_comes_back_right_behind_its_head,
+        scripts.test_a_replay_of_a_head_whose_debt_is_being_paid_waits_and_comes_back_in_line,
+    ),
+    (
+        a_claim_does_not_ask_for_pauses,
+        scripts.test_a_job_of_a_sequence_whose_pause_is_committed_does_not_start,
     ),
 )
 

@@ -23,7 +23,6 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
-    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -77,6 +76,77 @@ EXAMPLES = int(os.environ.get("CYCLONE_TEST_EXAMPLES", "0"))
 """How many random sequences of steps a long run tries; 0 is the ordinary run."""
 
 
+def step(name: str, **arguments: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """A method of the machine, and what it is called with."""
+    return st.tuples(st.just(name), st.fixed_dictionaries(arguments))
+
+
+WHO = st.integers(0, 1)
+OPEN = st.booleans()
+MOSTLY_OPEN = st.sampled_from([True, True, False])
+LINE = st.sampled_from(LINES)
+MODE = st.sampled_from(MODES)
+WHICH = st.sampled_from([{0}, {1}, {2}, {0, 1}, {0, 1, 2}])
+ENDS = st.sampled_from([*OUTCOMES, "complete", "complete", "complete", "discard", "discard"])
+CHORES = st.sampled_from(["admit", "admit", "pay", "let_go", "stage", "rescue", "prune"])
+
+STEPS = st.one_of(
+    step(
+        "produce",
+        who=WHO,
+        key=st.sampled_from(KEYS),
+        mode=MODE,
+        delay=st.sampled_from([None, None, None, 30]),
+        stays_open=OPEN,
+    ),
+    step(
+        "produce_at_a_position",
+        who=WHO,
+        mode=MODE,
+        ahead=st.sampled_from([0, 0, 1, 2]),
+        reject_gap=OPEN,
+        stays_open=OPEN,
+    ),
+    step(
+        "meddle",
+        who=WHO,
+        key=LINE,
+        verb=st.sampled_from(["replay", "replay", "replay", "resume", "skip", "cancel", "pause"]),
+        place=st.integers(0, 3),
+        stays_open=OPEN,
+    ),
+    step(
+        "meddle_with_the_next",
+        who=WHO,
+        key=LINE,
+        verb=st.sampled_from(["cancel", "cancel", "pause", "reschedule"]),
+        stays_open=MOSTLY_OPEN,
+    ),
+    step(
+        "meddle_with_the_line",
+        who=WHO,
+        key=LINE,
+        verb=st.sampled_from(["pause_sequence", "resume_sequence"]),
+        stays_open=OPEN,
+    ),
+    step("end", who=WHO, how=st.sampled_from(["well", "well", "badly", "not yet"])),
+    step("care", who=WHO, chores=st.lists(CHORES, min_size=1, max_size=3), stays_open=OPEN),
+    step("sweep", who=WHO),
+    step("go_on", who=WHO, count=st.integers(1, 10)),
+    step("go_on", who=WHO, count=st.just(10)),
+    step("settle", who=WHO, which=WHICH, outcome=ENDS, stays_open=MOSTLY_OPEN),
+    step("settle", who=WHO, which=WHICH, outcome=ENDS, stays_open=OPEN),
+    step("complete_and_claim", who=WHO, which=WHICH),
+    step("end_work", who=WHO, well=st.sampled_from([True, True, False])),
+    step("pass_time", seconds=st.sampled_from([20, 40, 90])),
+    step("produce_again"),
+    step("lull", comes_back=MOSTLY_OPEN),
+)
+"""What anybody may do at any time, as one rule: of several Hypothesis leaves some out, and these
+interleavings take many of them.
+"""
+
+
 class Sequences(RuleBasedStateMachine):
     """What anybody may do at any time.
 
@@ -102,133 +172,86 @@ class Sequences(RuleBasedStateMachine):
         self.began: dict[Worker, int] = {}
         self.is_producing = True
 
+    @rule(step=STEPS)
+    def go(self, step: tuple[str, dict[str, Any]]) -> None:
+        name, arguments = step
+        getattr(self, name)(**arguments)
+
     # ---- producers and people ----------------------------------------------------------------
 
-    @initialize(counts=st.lists(st.integers(1, 4), min_size=2, max_size=3))
-    def begin(self, counts: list[int]) -> None:
-        for key, count in zip(LINES, counts, strict=False):
-            for number in range(count):
-                position = number + 1 if key == NUMBERED else None
-                self._enqueue(self.people[0], key, position=position)
+    @initialize()
+    def begin(self) -> None:
+        """Every line has three jobs, and its head runs."""
+        for key in LINES:
+            for _ in range(3):
+                position = self._free_positions(1)[0] if key == NUMBERED else None
+                with self._attempt(self.people[0], stays_open=True):
+                    self._enqueue(self.people[0], key, position=position)
         self._end(self.people[0], well=True)
-        self.go_on(0)
+        self._settle_down(self.workers[0])
+        self._claim(self.workers[0], 10)
 
-    @precondition(lambda self: self.is_producing)
-    @rule(
-        who=st.integers(0, 1),
-        key=st.sampled_from(KEYS),
-        mode=st.sampled_from(MODES),
-        delay=st.sampled_from([None, None, 30]),
-        stays_open=st.booleans(),
-    )
     def produce(self, who: int, key: str, mode: str, delay: int | None, stays_open: bool) -> None:
+        if not self.is_producing:
+            return
         with self._attempt(self.people[who], stays_open):
             self._enqueue(self.people[who], key, on_failure=mode, process_in=delay)
 
-    @precondition(lambda self: self.is_producing)
-    @rule(
-        who=st.integers(0, 1),
-        mode=st.sampled_from(MODES),
-        ahead=st.sampled_from([0, 0, 1, 2]),
-        reject_gap=st.booleans(),
-        stays_open=st.booleans(),
-    )
     def produce_at_a_position(
         self, who: int, mode: str, ahead: int, reject_gap: bool, stays_open: bool
     ) -> None:
         """At the first free position, or one or two behind it: then there is a gap, until it is
         filled by a later one.
         """
+        if not self.is_producing:
+            return
         position = self._free_positions(ahead + 1)[ahead]
         options = {"on_failure": mode, "reject_gap": reject_gap}
         with self._attempt(self.people[who], stays_open):
             self._enqueue(self.people[who], NUMBERED, position=position, **options)
 
-    @rule()
-    def stop_or_go_on_producing(self) -> None:
-        self.is_producing = not self.is_producing
-
-    @rule(
-        who=st.integers(0, 1),
-        key=st.sampled_from(LINES),
-        verb=st.sampled_from(["cancel", "pause", "resume", "replay", "skip", "reschedule"]),
-        place=st.sampled_from([1, 1, 1, 0, 0, 2]),
-        stays_open=st.sampled_from([True, True, False]),
-    )
     def meddle(self, who: int, key: str, verb: str, place: int, stays_open: bool) -> None:
-        """Act on the head, the next one or the one behind: on what the verb is meant for."""
-        job_id = self._aim(key, verb, place)
-        options = {"process_in": 15} if verb == "reschedule" else {}
-        if job_id is not None:
-            with self._attempt(self.people[who], stays_open):
-                self.people[who].act(verb, job_id, **options)
+        """Act on a job that the verb is meant for."""
+        self._meddle(who, key, verb, place, stays_open)
 
-    @rule(
-        who=st.integers(0, 1),
-        key=st.sampled_from(LINES),
-        verb=st.sampled_from(["pause_sequence", "resume_sequence", "resume_sequence"]),
-        stays_open=st.booleans(),
-    )
+    def meddle_with_the_next(self, who: int, key: str, verb: str, stays_open: bool) -> None:
+        """Have the job locked whose turn comes next."""
+        self._meddle(who, key, verb, 1, stays_open)
+
     def meddle_with_the_line(self, who: int, key: str, verb: str, stays_open: bool) -> None:
         with self._attempt(self.people[who], stays_open):
             self.people[who].act(verb, key)
 
-    @rule(who=st.integers(0, 1))
-    def take_a_snapshot(self, who: int) -> None:
-        if self.overlap:
+    def end(self, who: int, how: str) -> None:
+        """End a transaction, or begin one: with a snapshot, if it is one that keeps it."""
+        if how != "not yet":
+            self._end(self.people[who], how == "well")
+        elif self.overlap:
             self.people[who].look()
-
-    @rule(who=st.integers(0, 1), well=st.booleans())
-    def end(self, who: int, well: bool) -> None:
-        self._end(self.people[who], well)
 
     # ---- workers -----------------------------------------------------------------------------
 
-    @rule(who=st.integers(0, 1), limit=st.sampled_from([1, 2, 1000]), stays_open=st.booleans())
-    def admit(self, who: int, limit: int, stays_open: bool) -> None:
+    def care(self, who: int, chores: list[str], stays_open: bool) -> None:
         with self._work(self.workers[who], stays_open):
-            self.workers[who].admit(limit=limit)
+            for chore in chores:
+                getattr(self.workers[who], chore)()
 
-    @rule(who=st.integers(0, 1), stays_open=st.booleans())
-    def pay(self, who: int, stays_open: bool) -> None:
-        with self._work(self.workers[who], stays_open):
-            self.workers[who].pay()
-
-    @rule(who=st.integers(0, 1), stays_open=st.booleans())
-    def let_go_and_stage(self, who: int, stays_open: bool) -> None:
-        with self._work(self.workers[who], stays_open):
-            self.workers[who].let_go()
-            self.workers[who].stage()
-
-    @rule(who=st.integers(0, 1))
-    def go_on(self, who: int) -> None:
-        """Places for all, and as many runs as there can be."""
-        self._settle_down(self.workers[who])
-        self._claim(self.workers[who], 10)
-
-    @rule(who=st.integers(0, 1))
     def sweep(self, who: int) -> None:
         """No line is ever without its head, so there is nothing to mend."""
         with self._work(self.workers[who], False):
             assert self.workers[who].sweep() == []
 
-    @rule(who=st.integers(0, 1), count=st.integers(1, 3))
-    def claim(self, who: int, count: int) -> None:
+    def go_on(self, who: int, count: int) -> None:
+        """Places for all, then runs."""
+        self._settle_down(self.workers[who])
         self._claim(self.workers[who], count)
 
-    @rule(
-        who=st.integers(0, 1),
-        which=st.sets(st.integers(0, 1), min_size=1),
-        outcome=st.sampled_from([*OUTCOMES, "complete", "complete", "discard"]),
-        stays_open=st.booleans(),
-    )
     def settle(self, who: int, which: set[int], outcome: str, stays_open: bool) -> None:
         jobs = self._runs(which)
         with self._work(self.workers[who], stays_open):
             if jobs:
                 self.workers[who].settle(*jobs, outcome=OUTCOMES[outcome])
 
-    @rule(who=st.integers(0, 1), which=st.sets(st.integers(0, 1), min_size=1))
     def complete_and_claim(self, who: int, which: set[int]) -> None:
         """What a busy worker does in one round trip."""
         worker, jobs = self.workers[who], self._runs(which)
@@ -236,21 +259,9 @@ class Sequences(RuleBasedStateMachine):
             if jobs:
                 self._take(worker, worker.complete_and_claim(jobs, 2))
 
-    @rule(who=st.integers(0, 1), stays_open=st.booleans())
-    def rescue(self, who: int, stays_open: bool) -> None:
-        with self._work(self.workers[who], stays_open):
-            self.workers[who].rescue()
-
-    @rule(who=st.integers(0, 1))
-    def prune(self, who: int) -> None:
-        with self._work(self.workers[who], False):
-            self.workers[who].prune()
-
-    @rule(who=st.integers(0, 1), well=st.booleans())
     def end_work(self, who: int, well: bool) -> None:
         self._end_work(self.workers[who], well)
 
-    @rule(seconds=st.sampled_from([20, 40, 90]))
     def pass_time(self, seconds: int) -> None:
         self.race.clock.advance(seconds=seconds)
 
@@ -265,14 +276,23 @@ class Sequences(RuleBasedStateMachine):
         held = {row.id: row.lease for row in rows if row.state == "running"}
         self.running = {i: job for i, job in self.running.items() if held.get(i) == job.lease}
 
-    @rule()
-    def lull(self) -> None:
-        """Nobody produces and everybody has ended: what can run does, and nothing waits in vain."""
-        self.is_producing = False
+    def lull(self, comes_back: bool) -> None:
+        """The producers stop and everybody has ended: what can run does, and nothing waits in vain.
+
+        They come back at once, or stay away for a while.
+        """
         self._end_all()
         self._drain()
         self.model.judge_lull(self.race.rows(), self.workers[0].paused())
         self.workers[0].commit()
+        self.is_producing = comes_back
+        if comes_back:
+            self.begin()
+
+    def produce_again(self) -> None:
+        if not self.is_producing:
+            self.is_producing = True
+            self.begin()
 
     def teardown(self) -> None:
         """The producers have stopped: the lines come to their ends."""
@@ -295,14 +315,19 @@ class Sequences(RuleBasedStateMachine):
             worker.rescue()
             worker.commit()
             self._drain()
-            for row in self.race.rows():
-                if row.state == "paused":
-                    person.act("resume", row.id)
-                elif row.state in ("discarded", "cancelled") and row.sequence_open:
-                    person.act("skip", row.id)
-            person.commit()
-        left = [tuple(row) for row in self.race.rows() if row.sequence_open or row.admitted]
-        assert left == [], f"left behind: {left}"
+            left = [row for row in self.race.rows() if row.sequence_open or row.admitted]
+            if not left:
+                return
+            self._free(person, left)
+        raise AssertionError(f"left behind: {[tuple(row) for row in left]}")
+
+    def _free(self, person: Application, left: list[Any]) -> None:
+        for row in left:
+            if row.state == "paused":
+                person.act("resume", row.id)
+            elif row.state in ("discarded", "cancelled") and row.sequence_open:
+                person.act("skip", row.id)
+        person.commit()
 
     def _drain(self) -> None:
         """Run what is there to its end, as a lone worker does."""
@@ -337,6 +362,13 @@ class Sequences(RuleBasedStateMachine):
         """Free positions before the last one that is taken."""
         taken = [known.place for known in self.model.jobs.values() if known.key == NUMBERED]
         return [n for n in range(1, max(taken, default=0)) if n not in taken]
+
+    def _meddle(self, who: int, key: str, verb: str, place: int, stays_open: bool) -> None:
+        job_id = self._aim(key, verb, place)
+        options = {"process_in": 15} if verb == "reschedule" else {}
+        if job_id is not None:
+            with self._attempt(self.people[who], stays_open):
+                self.people[who].act(verb, job_id, **options)
 
     def _aim(self, key: str, verb: str, place: int) -> int | None:
         rows = self.race.rows(key)
