@@ -109,7 +109,6 @@ def a_claim_does_not_ask_for_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 SEEN_BY_THE_MACHINE: tuple[Break, ...] = (
     no_debt_is_kept,
     a_first_that_is_not_ready_is_passed_over,
-    a_gap_in_the_positions_is_no_reason_to_wait,
 )
 
 
@@ -148,6 +147,10 @@ SEEN_BY_A_SCRIPT: tuple[tuple[Break, Script], ...] = (
     (
         a_job_comes_back_right_behind_its_head,
         scripts.test_a_replay_of_a_head_whose_debt_is_being_paid_waits_and_comes_back_in_line,
+    ),
+    (
+        a_gap_in_the_positions_is_no_reason_to_wait,
+        scripts.test_a_position_that_fills_a_gap_while_the_one_before_ends_is_the_next_head,
     ),
     (
         a_claim_does_not_ask_for_pauses,
