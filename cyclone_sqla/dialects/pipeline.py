@@ -46,7 +46,9 @@ class Pipeline:
         base = connection.dialect.loaded_dbapi.Error
         try:
             cursors = _send(driver, calls, base)
-            rows = [cursor.fetchall() if cursor.description else () for cursor in cursors]
+            rows: list[Rows] = [
+                cursor.fetchall() if cursor.description else () for cursor in cursors
+            ]
         except base as exc:
             # Without a statement: any of them may have failed.
             raise DBAPIError.instance(None, None, exc, base, dialect=connection.dialect) from exc
