@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
 from cyclone_sqla import statements
-from cyclone_sqla.dialects import Dialect, Step
-from cyclone_sqla.lifecycle import State
+from cyclone_sqla.dialects import Dialect, Rows, Step
+from cyclone_sqla.lifecycle import State, WaitsFor
 from cyclone_sqla.line_statements import KEYS
 
 
@@ -22,6 +23,8 @@ class Admitted:
     changed: int
     queues: list[str]
     """Queues that got an available job, once for each job."""
+    has_delayed: bool = False
+    """Whether a head waits for its time now."""
 
 
 def admit(connection: Connection, dialect: Dialect, after: int, limit: int) -> Admitted:
@@ -33,23 +36,30 @@ def admit(connection: Connection, dialect: Dialect, after: int, limit: int) -> A
     window = connection.execute(dialect.lines.incoming, {"after": after, "limit": limit}).all()
     if not window:
         return Admitted(0, 0, 0, [])
-    keys = sorted({row.sequence_key for row in window})
-    bound = dialect.syntax.bind("incoming", statements.ID, [(row.id,) for row in window])
-    bound |= dialect.syntax.bind("keys", KEYS, [(key,) for key in keys])
-    placed = connection.execute(dialect.lines.admit, {**bound, "now": dialect.now()}).all()
+    keys = {row.sequence_key for row in window}
+    placed = _place(connection, dialect, [row.id for row in window], keys)
     queues = [row.queue for row in placed if row.state == State.AVAILABLE]
-    return Admitted(len(window), window[-1].id, len(placed), queues)
+    return Admitted(len(window), window[-1].id, len(placed), queues, has_delayed(placed))
 
 
-def hand_on(connection: Connection, dialect: Dialect, released: Sequence[int]) -> list[str]:
-    """Admit the next of each released head, in the transaction that released it.
+def has_delayed(placed: Sequence[Any]) -> bool:
+    """Whether one of these jobs, just placed, is a head that waits for its time."""
+    return any(row.waits_for == WaitsFor.TIME for row in placed)
 
-    Returns the queues that got an available job.
-    """
+
+def _place(
+    connection: Connection, dialect: Dialect, incoming: Sequence[int], keys: Collection[str]
+) -> Sequence[Any]:
+    bound = dialect.syntax.bind("incoming", statements.ID, [(job_id,) for job_id in incoming])
+    bound |= dialect.syntax.bind("keys", KEYS, [(key,) for key in sorted(keys)])
+    return connection.execute(dialect.lines.admit, {**bound, "now": dialect.now()}).all()
+
+
+def hand_on(connection: Connection, dialect: Dialect, released: Sequence[int]) -> Rows:
+    """Admit the next of each released head, in the transaction that released it; the new heads."""
     if not released:
-        return []
-    _, admitted, _ = dialect.run(connection, handing_on(dialect, released))
-    return [row.queue for row in admitted if row.state == State.AVAILABLE]
+        return ()
+    return new_heads(dialect.run(connection, handing_on(dialect, released)))
 
 
 def handing_on(dialect: Dialect, released: Sequence[int]) -> list[Step]:
@@ -66,6 +76,11 @@ def handing_on(dialect: Dialect, released: Sequence[int]) -> list[Step]:
     ]
 
 
+def new_heads(handed_on: Sequence[Rows]) -> Rows:
+    """The new heads among what the steps of :func:`handing_on`, or of :func:`owing`, returned."""
+    return handed_on[1] if len(handed_on) > 1 else ()
+
+
 def owing(dialect: Dialect, released: Sequence[int]) -> list[Step]:
     """What follows the release of heads where the transaction sees no later commits: their places
     are handed on by a worker.
@@ -80,10 +95,13 @@ def payable_debts(connection: Connection, dialect: Dialect, after: int, limit: i
 
 
 def pay(connection: Connection, dialect: Dialect, debts: Sequence[int]) -> list[str]:
-    """Hand on the places of these debts, as far as nobody has them locked."""
+    """Hand on the places of these debts, as far as nobody has them locked; the queues that got an
+    available job.
+    """
     bound = dialect.syntax.bind("wanted", statements.ID, [(job_id,) for job_id in debts])
     cleared = connection.scalars(dialect.lines.clear_debts, bound).all()
-    return hand_on(connection, dialect, cleared)
+    heads = hand_on(connection, dialect, cleared)
+    return [row.queue for row in heads if row.state == State.AVAILABLE]
 
 
 def let_go(connection: Connection, dialect: Dialect, limit: int) -> list[str]:
@@ -91,3 +109,34 @@ def let_go(connection: Connection, dialect: Dialect, limit: int) -> list[str]:
     params = {"limit": limit, "now": dialect.now()}
     rows = connection.execute(dialect.lines.let_go, params).all()
     return [row.queue for row in rows if row.state == State.AVAILABLE]
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What one look along the lines found."""
+
+    looked_at: int
+    last_key: str
+    headless: list[str]
+    """Keys whose jobs wait for their turn behind nobody."""
+
+
+class Mended(NamedTuple):
+    """A line that had lost its head, and the job that is its head now."""
+
+    key: str
+    job_id: int
+
+
+def sweep(connection: Connection, dialect: Dialect, after: str, limit: int) -> Swept:
+    """Look at a window of the lines after a key, by a plain read."""
+    window = connection.execute(dialect.lines.sweep, {"after": after, "limit": limit}).all()
+    headless = [row.key for row in window if row.is_headless]
+    return Swept(len(window), window[-1].key if window else "", headless)
+
+
+def mend(connection: Connection, dialect: Dialect, keys: Collection[str]) -> list[Mended]:
+    """Make the first of each of these lines its head, where there still is none and nobody has the
+    job locked.
+    """
+    return [Mended(row.sequence_key, row.id) for row in _place(connection, dialect, [], keys)]

@@ -16,11 +16,14 @@ import sqlalchemy as sa
 from sqlalchemy import BigInteger, ColumnElement, Text, bindparam, func, select
 
 from cyclone_sqla.lifecycle import State, WaitsFor
-from cyclone_sqla.models import IS_DEBT, IS_HELD_BACK, IS_INCOMING, Tables
+from cyclone_sqla.models import IS_DEBT, IS_HELD_BACK, IS_IN_LINE, IS_INCOMING, Tables
 from cyclone_sqla.statements import ID, Columns, Syntax, predicate, word
 
 KEYS: Columns = {"key": Text()}
 """The keys of sequences."""
+
+EARLY = 100
+"""How far a look for jobs that wait for their turn goes into a line: its end may be far away."""
 
 
 class LineStatements:
@@ -78,22 +81,16 @@ class LineStatements:
                 admitted=sa.case((placed.c.is_head, sa.true())),
                 updated_at=self.now(),
             )
-            .returning(job.c.id, job.c.sequence_key, job.c.state, job.c.queue)
+            .returning(*self._placed)
         )
 
     def _heads(self) -> sa.CTE:
         """For each key of the listed jobs its head, if any, and the first of its line."""
         given = self.syntax.rows("keys", KEYS)
-        job = self.job.alias("head")
-        head = (
-            select(job.c.id)
-            .where(job.c.sequence_key == given.c.key, job.c.admitted.is_not(None))
-            .limit(1)
-            .correlate(given)
-            .scalar_subquery()
-        )
         return select(
-            given.c.key, head.label("head"), self._first_of(given.c.key, given).label("first")
+            given.c.key,
+            self._head_of(given.c.key, given).label("head"),
+            self._first_of(given.c.key, given).label("first"),
         ).cte("heads")
 
     def _locked_heads(self, heads: sa.CTE) -> sa.FromClause:
@@ -161,7 +158,7 @@ class LineStatements:
             sa.update(self.job)
             .where(self.job.c.id == promoted.c.id)
             .values(**self._promotion(), admitted=sa.true(), updated_at=self.now())
-            .returning(self.job.c.id, self.job.c.sequence_key, self.job.c.state, self.job.c.queue)
+            .returning(*self._placed)
         )
 
     @cached_property
@@ -200,15 +197,8 @@ class LineStatements:
 
     def _has_left_headless(self, job: Any) -> ColumnElement[bool]:
         """Out of its line, and nobody is the head of that line."""
-        head = self.job.alias("successor")
-        head_of_line = (
-            select(head.c.id)
-            .where(head.c.sequence_key == job.c.sequence_key, head.c.admitted.is_not(None))
-            .limit(1)
-            .correlate(job)
-            .scalar_subquery()
-        )
-        return sa.and_(~_is_set(job.c.sequence_open), head_of_line.is_(None))
+        head = self._head_of(job.c.sequence_key, job)
+        return sa.and_(~_is_set(job.c.sequence_open), head.is_(None))
 
     # ---- debts -----------------------------------------------------------------------------------
 
@@ -277,6 +267,63 @@ class LineStatements:
             )
             .returning(self.job.c.queue, self.job.c.state)
         )
+
+    # ---- lines without a head --------------------------------------------------------------------
+
+    @cached_property
+    def sweep(self) -> Any:
+        """A window of the keys after one, from line to line over the index, and whether each has
+        lost its head: jobs wait for their turn, nobody is admitted, and the first could be.
+
+        One snapshot, in which no step of this library ever leaves such a line.
+        """
+        after, limit = bindparam("after", type_=Text()), bindparam("limit", type_=sa.Integer())
+        one = sa.literal_column("1", sa.Integer()).label("number")
+        keys = select(self._key_after(after).label("key"), one).cte("keys", recursive=True)
+        keys = keys.union_all(
+            select(self._key_after(keys.c.key, keys), keys.c.number + 1).where(
+                keys.c.key.is_not(None), keys.c.number < limit
+            )
+        )
+        # CASE: the line is looked into only where there is no head.
+        is_headless = sa.case((self._head_of(keys.c.key, keys).is_(None), self._is_stuck(keys)))
+        return (
+            select(keys.c.key, func.coalesce(is_headless, sa.false()).label("is_headless"))
+            .where(keys.c.key.is_not(None))
+            .order_by(keys.c.number)
+        )
+
+    def _key_after(self, key: ColumnElement[Any], *outer: sa.FromClause) -> sa.ScalarSelect[Any]:
+        job = self.job.alias("next_line")
+        return (
+            select(job.c.sequence_key)
+            .where(predicate(IS_IN_LINE), job.c.sequence_key > key)
+            .order_by(job.c.sequence_key, func.coalesce(job.c.position, job.c.id))
+            .limit(1)
+            .correlate(*outer)
+            .scalar_subquery()
+        )
+
+    def _is_stuck(self, keys: sa.CTE) -> ColumnElement[bool]:
+        """The first in line could be the head, and one of the early ones waits for its turn."""
+        job, first = self.job.alias("in_line"), self.job.alias("first_in_line")
+        early = (
+            select(job.c.waits_for)
+            .where(
+                job.c.sequence_key == keys.c.key,
+                job.c.sequence_open.is_not(None),
+                self._belongs(job),
+            )
+            .order_by(func.coalesce(job.c.position, job.c.id))
+            .limit(EARLY)
+            .correlate(keys)
+            .subquery("early")
+        )
+        waits = sa.exists().where(early.c.waits_for == word(WaitsFor.TURN))
+        leads = sa.exists().where(
+            first.c.id == self._first_of(keys.c.key, keys), self._may_lead(first)
+        )
+        return sa.and_(waits, leads)
 
     # ---- explicit positions ----------------------------------------------------------------------
 
@@ -360,6 +407,23 @@ class LineStatements:
         )
 
     # ---- pieces ----------------------------------------------------------------------------------
+
+    @property
+    def _placed(self) -> tuple[ColumnElement[Any], ...]:
+        """What is told of a job that got its place."""
+        job = self.job.c
+        return (job.id, job.sequence_key, job.state, job.waits_for, job.queue)
+
+    def _head_of(self, key: ColumnElement[Any], outer: sa.FromClause) -> sa.ScalarSelect[Any]:
+        """The id of the admitted job of a key."""
+        job = self.job.alias("head")
+        return (
+            select(job.c.id)
+            .where(job.c.sequence_key == key, job.c.admitted.is_not(None))
+            .limit(1)
+            .correlate(outer)
+            .scalar_subquery()
+        )
 
     def _first_of(self, key: ColumnElement[Any], outer: sa.FromClause) -> ColumnElement[Any]:
         """The id of the first unreleased job of a key, in whatever state it is.

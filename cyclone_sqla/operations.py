@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from cyclone_sqla import statements
-from cyclone_sqla.admission import handing_on, owing
+from cyclone_sqla.admission import handing_on, has_delayed, new_heads, owing
 from cyclone_sqla.context import ClaimedJob
 from cyclone_sqla.dialects import Dialect, Rows, Step
 from cyclone_sqla.errors import (
@@ -501,7 +501,7 @@ def settle_and_claim(
         return settled, claim(connection, dialect, wanted)
     steps = _completing(dialect, settlements)
     done, rows = dialect.run_and_claim(connection, steps, wanted.slots, wanted.params)
-    settled, asked = _judge_completed(connection, dialect, settlements, done[0])
+    settled, asked = _judge_completed(connection, dialect, settlements, done)
     if asked:
         settled.add(settle(connection, dialect, asked, history_limit=history_limit))
     return settled, _all_claimed(rows)
@@ -619,12 +619,15 @@ class Settled:
     states: dict[int, State] = field(default_factory=dict[int, State])
     busy: list[int] = field(default_factory=list[int])
     refused: dict[int, State | None] = field(default_factory=dict[int, "State | None"])
+    has_delayed: bool = False
+    """Whether a sequence has a head now whose time has not come."""
 
     def add(self, other: Settled) -> None:
         """Take in what became of other jobs."""
         self.states |= other.states
         self.busy += other.busy
         self.refused |= other.refused
+        self.has_delayed |= other.has_delayed
 
 
 def settle(
@@ -661,8 +664,8 @@ def settle_within(
 ) -> bool:
     """Write a run's end in its action's own transaction: the last words before the commit.
 
-    Waits for whoever has the job's row locked. Whether the place in the sequence is left as a debt,
-    which a worker has to pay.
+    Waits for whoever has the job's row locked. Whether a worker has to look after the sequence: its
+    place was left as a debt, or the new head waits for its time.
 
     Raises LeaseLostError if the run does not hold its lease any more, Cancelled if it was asked to
     stop: nothing of the transaction may then be committed.
@@ -687,7 +690,7 @@ def settle_within(
         )
     if state == State.CANCELLED:
         raise Cancelled("cancellation was asked for")
-    return owes
+    return owes or settled.has_delayed
 
 
 def still_holds(connection: Connection, dialect: Dialect, run: HeldRun) -> bool:
@@ -717,7 +720,7 @@ def _complete(
 ) -> tuple[Settled, list[Settlement]]:
     """Write the ends of runs that returned; those asked to stop are left as they are, and named."""
     done = dialect.run(connection, _completing(dialect, settlements, after_release))
-    return _judge_completed(connection, dialect, settlements, done[0])
+    return _judge_completed(connection, dialect, settlements, done)
 
 
 def _completing(
@@ -735,8 +738,10 @@ def _judge_completed(
     connection: Connection,
     dialect: Dialect,
     settlements: Sequence[Settlement],
-    written: Rows,
+    done: Sequence[Rows],
 ) -> tuple[Settled, list[Settlement]]:
+    """``done`` are the rows of the steps of :func:`_completing`."""
+    written, *handed_on = done
     missing = _missing(settlements, written)
     found = _leases_of(connection, dialect, [s.job_id for s in missing])
     asked = [
@@ -745,7 +750,9 @@ def _judge_completed(
         if _is_held(found.get(s.job_id), s.lease)
         and found[s.job_id].cancel_requested_at is not None
     ]
-    return _judged(written, [s for s in missing if s not in asked], found), asked
+    settled = _judged(written, [s for s in missing if s not in asked], found)
+    settled.has_delayed = has_delayed(new_heads(handed_on))
+    return settled, asked
 
 
 def _release(
@@ -763,11 +770,13 @@ def _release(
     rows = [(s.job_id, s.lease, *_release_values(s.outcome)) for s in settlements]
     bound = dialect.syntax.bind("ended", statements.RELEASED, rows)
     written = connection.execute(statement, {**bound, "now": dialect.now()}).all()
+    handed_on: Sequence[Rows] = ()
     if released := _released(written):
-        dialect.run(connection, after_release(dialect, released))
+        handed_on = dialect.run(connection, after_release(dialect, released))
     missing = _missing(settlements, written)
     found = _leases_of(connection, dialect, [s.job_id for s in missing])
     settled = _judged(written, missing, found)
+    settled.has_delayed = has_delayed(new_heads(handed_on))
     _write_history(connection, dialect, settlements, settled.states, history_limit)
     return settled
 

@@ -51,7 +51,7 @@ class Admitter:
         self._after = window.last_id if has_more else 0
         if window.queues:
             self._on_admitted()
-        if has_more:
+        if has_more or window.has_delayed:
             return 0.0
         return None if window.changed == window.looked_at else self._paced(window.changed > 0)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from cyclone_sqla import operations
+from cyclone_sqla import admission, operations
 from cyclone_sqla.backoff import BackoffPolicy
 from cyclone_sqla.dialects import Dialect, WorkerConnection
 from cyclone_sqla.lifecycle import State
@@ -37,6 +37,17 @@ MOST_HELD = 100
 
 FORGOTTEN_AFTER = timedelta(days=1)
 """A worker's record is dropped when it has not been heard of for this long."""
+
+
+SWEEP_INTERVAL = 60.0
+"""Seconds between the beginnings of two passes along the lines of all sequences."""
+
+SWEEP_WINDOW = 500
+"""Lines of one look."""
+
+SWEEP_PAUSE = 1.0
+"""Seconds between two looks of one pass: a look takes some milliseconds, and nothing depends on it.
+"""
 
 
 class Stager:
@@ -355,3 +366,57 @@ def _retentions(settings: WorkerSettings) -> list[Retention]:
         for state, age, dead_letters in given
         if age is not None
     ]
+
+
+class Sweeper:
+    """Finds sequences that have lost their head, and gives them one: pass by pass, window by
+    window.
+
+    No step of this library leaves a line without its head. A row deleted by hand, a backup restored
+    in part or a bug can; its jobs would wait for ever, and nobody would hear of it.
+    """
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        held: WorkerConnection,
+        *,
+        rhythm: Rhythm,
+        on_mended: Callable[[], None],
+    ) -> None:
+        self._dialect = dialect
+        self._held = held
+        self._rhythm = rhythm
+        self._on_mended = on_mended
+        self._after = ""
+
+    def round(self) -> None:
+        """Wait for the turn, then one window."""
+        if not self._rhythm.wait():
+            return
+        if self.sweep():
+            self._rhythm.again(SWEEP_PAUSE)
+        else:
+            self._rhythm.done()
+
+    def sweep(self) -> bool:
+        """One window of the present pass; whether the pass goes on."""
+        with self._held.reading() as connection:
+            window = admission.sweep(connection, self._dialect, self._after, SWEEP_WINDOW)
+        if window.headless:
+            self._mend(window.headless)
+        has_more = window.looked_at == SWEEP_WINDOW
+        self._after = window.last_key if has_more else ""
+        return has_more
+
+    def _mend(self, keys: Sequence[str]) -> None:
+        with self._held.transaction() as connection:
+            mended = admission.mend(connection, self._dialect, keys)
+        for key, job_id in mended:
+            log.error(
+                "the sequence %r had lost its head, so its jobs waited for nobody; job %s is the "
+                "head now: were rows deleted by hand, or restored in part?",
+                key, job_id, extra={"sequence": key, "job_id": job_id},
+            )  # fmt: skip
+        if mended:
+            self._on_mended()

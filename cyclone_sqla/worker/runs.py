@@ -95,9 +95,9 @@ class Interruption(StrEnum):
 
 
 class Written(NamedTuple):
-    """A run's end that its own transaction has written; with a debt, a worker has to pay it."""
+    """A run's end that its own transaction has written; the stager may have to look at its line."""
 
-    leaves_debt: bool
+    calls_for_a_look: bool
 
 
 class Finished(NamedTuple):

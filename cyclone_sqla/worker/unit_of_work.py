@@ -164,10 +164,10 @@ class UnitOfWork:
         end = Settlement(job.id, job.lease, job.attempt, books.worker, outcome, job.sequence_key)
 
         def write(connection: Connection, _session: object) -> Written:
-            owes = operations.settle_within(
+            looks = operations.settle_within(
                 connection, books.dialect, end, history_limit=books.history_limit
             )
-            return Written(leaves_debt=owes)
+            return Written(calls_for_a_look=looks)
 
         return binding.run_in_session(session, write, books.mapper)
 

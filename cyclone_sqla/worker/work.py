@@ -73,7 +73,7 @@ class Work:
         is_claiming = self._is_claiming
         finished = self._drain()
         self._settler.add(finished)
-        if any(run.written is not None and run.written.leaves_debt for run in finished):
+        if any(run.written is not None and run.written.calls_for_a_look for run in finished):
             self._due_in(0.0)
         batch = self._settler.next_batch()
         if self._is_uncertain:
@@ -120,6 +120,8 @@ class Work:
         self._holdings.take(claimed)
         busy = self._settler.note(batch, settled)
         self._tell_when_due(batch)
+        if settled.has_delayed:
+            self._due_in(0.0)  # by a look, which finds out when
         return claimed, busy
 
     def _is_worth_a_claim(self, slots: Mapping[str, int]) -> bool:

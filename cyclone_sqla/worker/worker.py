@@ -35,7 +35,14 @@ from cyclone_sqla.worker.holdings import Holdings
 from cyclone_sqla.worker.instance_lock import InstanceLock
 from cyclone_sqla.worker.leases import Leases
 from cyclone_sqla.worker.loop import Loop
-from cyclone_sqla.worker.maintenance import Presence, Pruner, Rescuer, Stager
+from cyclone_sqla.worker.maintenance import (
+    SWEEP_INTERVAL,
+    Presence,
+    Pruner,
+    Rescuer,
+    Stager,
+    Sweeper,
+)
 from cyclone_sqla.worker.rhythm import Contact, Rhythm
 from cyclone_sqla.worker.runs import Finished, log_fields
 from cyclone_sqla.worker.sessions import Sessions, warn_of_a_small_pool
@@ -262,6 +269,12 @@ class _Parts:
         self.pruner = Pruner(
             self.dialect, care_connection, settings, self._rhythm(settings.prune_interval)
         )
+        self.sweeper = Sweeper(
+            self.dialect,
+            care_connection,
+            rhythm=self._rhythm(SWEEP_INTERVAL),
+            on_mended=self.wakeup.set,
+        )
         self.presence = Presence(
             self.dialect, care_connection, self._record(), self._rhythm(settings.report_interval)
         )
@@ -297,6 +310,7 @@ class _Parts:
             Loop("stage", self.stager.round, is_passing=passing),
             Loop("rescue", self.rescuer.round, is_passing=passing),
             Loop("prune", self.pruner.round, is_passing=passing),
+            Loop("sweep", self.sweeper.round, is_passing=passing),
             Loop("presence", self.presence.round, is_passing=passing),
             Loop(
                 "leases",

@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from cyclone_sqla import Job, JobSpec, WorkerSettings, operations
+from cyclone_sqla import Job, JobSpec, WorkerSettings, admission, operations
 from cyclone_sqla.models import IdempotencyKey
 from cyclone_sqla.outcomes import CancelledOutcome, GivenBack
 from cyclone_sqla.worker.maintenance import Pruner
@@ -162,6 +162,7 @@ def claim_and_settle(hands: Hands) -> None:
 def take_care(hands: Hands) -> None:
     with hands.held.reading() as connection:
         operations.look_ahead(connection, hands.dialect)
+        admission.sweep(connection, hands.dialect, "", 500)
     assert len(hands.stage(30)) == 30
     lapsed = hands.expired(30)
     assert len(hands.rescue(lapsed).states) == 30

@@ -16,6 +16,7 @@ from cyclone_sqla import Cyclone, Job, WorkerSettings, admission, operations
 from cyclone_sqla.context import ClaimedJob
 from cyclone_sqla.dialects import Dialect
 from cyclone_sqla.lifecycle import TERMINAL
+from cyclone_sqla.models import Sequence
 from cyclone_sqla.operations import Claiming, Settled, Settlement
 from cyclone_sqla.outcomes import Completed, Outcome
 from tests.databases import Database
@@ -60,35 +61,31 @@ class Race:
         self._actors.append(actor)
         return actor
 
+    def dismiss(self) -> None:
+        """Roll back what is open, and have no actors any more."""
+        while self._actors:
+            self._actors.pop().close()
+
     def close(self) -> None:
         """Roll back what is open, and close every connection."""
-        for actor in self._actors:
-            actor.close()
+        self.dismiss()
         self.worker_engine.dispose()
 
     # ---- a look ------------------------------------------------------------------------------
 
     def rows(self, key: str | None = None) -> list[sa.Row[Any]]:
         """The committed jobs with a key, in the order of their line."""
-        job: Any = Job.__table__
-        look = sa.select(
-            job.c.id, job.c.sequence_key, job.c.state, job.c.waits_for, job.c.admitted,
-            job.c.sequence_open, job.c.position, job.c.lease,
-        ).where(job.c.sequence_key.is_not(None))  # fmt: skip
-        if key is not None:
-            look = look.where(job.c.sequence_key == key)
         with self._monitor.connect() as connection:
-            order = sa.func.coalesce(job.c.position, job.c.id)
-            return list(connection.execute(look.order_by(order)))
+            return rows_seen(connection, key)
 
     def state(self, job_id: int) -> str:
         """The committed state, and what a pending job waits for."""
         (row,) = [row for row in self.rows() if row.id == job_id]
         return row.state if row.waits_for is None else f"{row.state}/{row.waits_for}"
 
-    def check(self) -> None:
+    def check(self, rows: list[sa.Row[Any]] | None = None) -> None:
         """In one snapshot: who waits for its turn has one head before it, and one runs at most."""
-        rows = self.rows()
+        rows = self.rows() if rows is None else rows
         for key in {row.sequence_key for row in rows}:
             line = [row for row in rows if row.sequence_key == key]
             heads = [row.id for row in line if row.admitted]
@@ -211,6 +208,17 @@ class Worker:
         self.roll_back()
         self._held.close()
 
+    # ---- a look ------------------------------------------------------------------------------
+
+    def rows(self) -> list[sa.Row[Any]]:
+        """The jobs with a key as its transaction sees them now."""
+        return rows_seen(self.connection)
+
+    def paused(self) -> set[str]:
+        """The sequences that are paused, by the same view."""
+        paused = sa.select(Sequence.key).where(Sequence.paused_at.is_not(None))
+        return set(self.connection.scalars(paused))
+
     # ---- verbs -------------------------------------------------------------------------------
 
     def admit(self, after: int = 0, limit: int = 1000) -> int:
@@ -237,10 +245,24 @@ class Worker:
             step()
             self.commit()
 
+    def sweep(self) -> list[str]:
+        """The keys that have lost their head."""
+        return admission.sweep(self.connection, self._race.dialect, "", 1000).headless
+
     def claim(self, count: int = 10) -> list[ClaimedJob]:
         """Claim jobs."""
-        wanted = Claiming({"default": count}, ["work"], self.name, LEASE)
-        return operations.claim(self.connection, self._race.dialect, wanted)
+        return operations.claim(self.connection, self._race.dialect, self._wanted(count))
+
+    def complete_and_claim(self, jobs: list[ClaimedJob], count: int) -> list[ClaimedJob]:
+        """Settle runs as completed and claim others, as a busy worker does."""
+        batch = self._settlements([(job, Completed(None)) for job in jobs])
+        _, claimed = operations.settle_and_claim(
+            self.connection, self._race.dialect, batch, self._wanted(count), history_limit=5
+        )
+        return claimed
+
+    def _wanted(self, count: int) -> Claiming:
+        return Claiming({"default": count}, ["work"], self.name, LEASE)
 
     def settle(self, *jobs: ClaimedJob, outcome: Outcome | None = None) -> Settled:
         """Settle runs as completed, or with another outcome."""
@@ -248,11 +270,14 @@ class Worker:
 
     def settle_all(self, ends: list[tuple[ClaimedJob, Outcome]]) -> Settled:
         """Settle runs, each with its own outcome."""
-        batch = [
+        batch = self._settlements(ends)
+        return operations.settle(self.connection, self._race.dialect, batch, history_limit=5)
+
+    def _settlements(self, ends: list[tuple[ClaimedJob, Outcome]]) -> list[Settlement]:
+        return [
             Settlement(job.id, job.lease, job.attempt, self.name, outcome, job.sequence_key)
             for job, outcome in ends
         ]
-        return operations.settle(self.connection, self._race.dialect, batch, history_limit=5)
 
     def rescue(self, backoff: timedelta = timedelta(0)) -> Settled:
         """Rescue what is lapsed."""
@@ -266,6 +291,19 @@ class Worker:
             for dead_letters in (False, True):
                 retention = operations.Retention(state, timedelta(0), dead_letters)
                 operations.prune(self.connection, self._race.dialect, retention, None, 100)
+
+
+def rows_seen(connection: Connection, key: str | None = None) -> list[sa.Row[Any]]:
+    """The jobs with a key that a connection sees, in the order of their line."""
+    job: Any = Job.__table__
+    look = sa.select(
+        job.c.id, job.c.sequence_key, job.c.state, job.c.waits_for, job.c.admitted,
+        job.c.sequence_open, job.c.position, job.c.lease,
+    ).where(job.c.sequence_key.is_not(None))  # fmt: skip
+    if key is not None:
+        look = look.where(job.c.sequence_key == key)
+    order = sa.func.coalesce(job.c.position, job.c.id)
+    return list(connection.execute(look.order_by(order)))
 
 
 def sqlstate(error: DBAPIError) -> str | None:

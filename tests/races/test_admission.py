@@ -4,24 +4,32 @@ interleaving that a weaker design breaks on.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from cyclone_sqla import JobSpec
 from cyclone_sqla.context import ClaimedJob
+from cyclone_sqla.errors import (
+    DuplicatePositionError,
+    InvalidTransitionError,
+    SequenceGapError,
+)
 from cyclone_sqla.failures import Failure
 from cyclone_sqla.lifecycle import State
 from cyclone_sqla.operations import Retention, prune
 from cyclone_sqla.outcomes import Discarded, Outcome
+from cyclone_sqla.worker import admitter
+from cyclone_sqla.worker.admitter import Admitter
 from tests.races.actors import Application, Race, Worker, sqlstate
+from tests.waiting import wait_until
 
 BROKE = Failure.because("it broke", kind="Broken")
 HOPELESS = Discarded(BROKE)
@@ -220,6 +228,65 @@ def test_a_key_whose_head_is_locked_hides_no_other_key(race: Race) -> None:
     assert race.state(cold) == "available"
 
 
+@contextmanager
+def admitter_of(race: Race, on_admitted: Callable[[], None] = lambda: None) -> Generator[Admitter]:
+    """What a worker's stager admits with."""
+    with closing(race.dialect.hold(race.worker_engine, race.settings)) as held:
+        yield Admitter(race.dialect, held, on_admitted)
+
+
+def test_a_worker_gets_past_the_incoming_jobs_of_a_key_that_is_locked_and_comes_back(
+    race: Race, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admitter, "WINDOW", 3)
+    (head,) = line(race, 1, key="hot")
+    application, person = race.application(), race.application()
+    person.act("pause", head)
+    hot = [application.enqueue("hot") for _ in range(7)]
+    cold = application.enqueue("cold")
+    application.commit()
+
+    with admitter_of(race) as looks:
+        assert [looks.admit() for _ in range(2)] == [0.0, 0.0]
+        assert looks.admit() is not None
+        assert race.state(cold) == "available"
+        assert {race.state(job_id) for job_id in hot} == {"pending/admission"}
+        person.commit()
+        while looks.admit() is not None:
+            pass
+    assert {race.state(job_id) for job_id in hot} == {"pending/turn"}
+
+
+def test_an_admission_that_meets_another_one_is_run_again_without_a_word(
+    race: Race, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It saw another first job than the present head; its other keys lose nothing."""
+    other = race.worker()
+    slow, quick = race.application(), race.application()
+    earlier = slow.enqueue("k")
+    later = quick.enqueue("k")
+    quick.commit()
+    assert other.admit() == 1
+    slow.commit()
+    stranger = quick.enqueue("stranger")
+    quick.commit()
+
+    def end_the_other_one() -> None:
+        wait_until(lambda: waits_for_a_lock(race), "one waits for the place in the index")
+        other.commit()
+
+    thread = threading.Thread(target=end_the_other_one)
+    thread.start()
+    with admitter_of(race) as looks, caplog.at_level(logging.INFO):
+        looks.admit()
+    thread.join(30)
+
+    assert caplog.records == []
+    assert [race.state(i) for i in (later, earlier, stranger)] == [
+        "available", "pending/turn", "available",
+    ]  # fmt: skip
+
+
 def test_a_paused_head_lets_its_followers_take_their_places(race: Race) -> None:
     ids = line(race, 1)
     person, worker = race.application(), race.worker()
@@ -295,18 +362,6 @@ def test_a_worker_reads_anew_in_every_statement_whatever_the_servers_default(rac
     assert race.drain(race.worker()) == followers
 
 
-def test_without_its_own_isolation_level_a_worker_would_forget_a_follower(
-    race: Race, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from cyclone_sqla.dialects import postgresql
-
-    make_strict(race)
-    monkeypatch.setattr(postgresql, "_begun", begun_as_the_server_likes)
-    settle_with_a_follower_between(race)
-    with pytest.raises(AssertionError, match="has no head"):
-        race.check()
-
-
 def make_strict(race: Race) -> None:
     """New connections are REPEATABLE READ unless they say otherwise."""
     with race.engine.begin() as connection:
@@ -316,68 +371,6 @@ def make_strict(race: Race) -> None:
         )
     race.engine.dispose()
     race.worker_engine.dispose()
-
-
-@contextmanager
-def begun_as_the_server_likes(connection: Connection) -> Generator[None]:
-    """What the dialect's own would be, had it no level."""
-    from psycopg.pq import TransactionStatus
-
-    driver: Any = connection.connection.driver_connection
-    if driver.info.transaction_status != TransactionStatus.IDLE:
-        yield
-        return
-    connection.exec_driver_sql("BEGIN")
-    yield
-    connection.exec_driver_sql("COMMIT")
-
-
-# ---- the mutants ---------------------------------------------------------------------------------
-
-
-def test_without_the_debt_a_line_would_lose_its_head(
-    race: Race, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from cyclone_sqla.line_statements import LineStatements
-
-    nothing = sa.select(sa.literal(1)).where(sa.false())
-    monkeypatch.setattr(LineStatements, "keep_as_debt", nothing)
-    race.dialect.lines.__dict__.pop("keep_as_debt", None)
-    ids = line(race, 3)
-    worker, person = race.worker(), race.application()
-    job = claimed(race, worker)
-    person.act("cancel", ids[1])
-    worker.settle(job)
-    worker.commit()
-    with pytest.raises(AssertionError, match="has no head"):
-        race.check()
-
-
-def test_an_admission_that_relied_on_an_unlocked_row_would_strand_a_line(
-    race: Race, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from cyclone_sqla.dialects.postgresql import PostgresSyntax
-
-    def unlocked(
-        _self: Any, picked: sa.Select[Any], job: Any, name: str, *, to_delete: bool = False
-    ) -> sa.FromClause:
-        return picked.cte(name).prefix_with("MATERIALIZED")
-
-    race.dialect.lines.__dict__.pop("admit", None)
-    ids = line(race, 1)
-    settler, admitter, application = race.worker(), race.worker(), race.application()
-    job = claimed(race, settler)
-    race.dialect.lines.__dict__.pop("admit", None)
-    monkeypatch.setattr(PostgresSyntax, "locked", unlocked)
-    settler.settle(job)
-    ids.append(application.enqueue("k"))
-    application.commit()
-    admitter.admit()
-    admitter.commit()
-    settler.commit()
-    race.dialect.lines.__dict__.pop("admit", None)
-    with pytest.raises(AssertionError, match="has no head"):
-        race.check()
 
 
 # ---- leases --------------------------------------------------------------------------------------
@@ -447,6 +440,38 @@ def test_a_refused_settle_brings_no_turn_while_another_run_goes_on(race: Race) -
     assert worker.settle(late).refused == {late.id: None}
     worker.commit()
     assert [race.state(i) for i in ids] == ["running", "pending/turn"]
+
+
+def test_a_late_settle_gives_no_turn_to_an_earlier_job_while_the_head_runs_elsewhere(
+    race: Race,
+) -> None:
+    """In one round trip with others, whose places are handed on."""
+    slow, quick = race.application(), race.application()
+    worker, other = race.worker(), race.worker()
+    earlier = slow.enqueue("k")
+    head = quick.enqueue("k")
+    strangers = [quick.enqueue("stranger") for _ in range(2)]
+    quick.commit()
+    worker.settle_down()
+    late, stranger = sorted(worker.claim(), key=lambda job: job.id)
+    worker.commit()
+    slow.commit()
+    worker.settle_down()
+    race.clock.advance(minutes=2)
+    other.rescue()
+    other.commit()
+    other.claim()
+    other.commit()
+    (again,) = [row for row in race.rows("stranger") if row.state == "running"]
+    assert (late.id, stranger.id) == (head, strangers[0])
+    assert again.lease > stranger.lease
+
+    assert worker.complete_and_claim([late, stranger], 5) == []
+    worker.commit()
+
+    race.check()
+    states = [race.state(job_id) for job_id in (earlier, head, *strangers)]
+    assert states == ["pending/turn", "running", "running", "pending/turn"]
 
 
 # ---- replay --------------------------------------------------------------------------------------
@@ -562,6 +587,104 @@ def test_a_lapsed_run_that_was_asked_to_stop_ends_as_cancelled(race: Race) -> No
     assert worker.rescue().states == {ids[0]: State.CANCELLED}
     worker.commit()
     assert race.state(ids[1]) == "available"
+
+
+def test_a_worker_is_never_in_a_deadlock_with_people_who_lock_in_another_order(
+    race: Race,
+) -> None:
+    """A person has a waiting job and then wants the head, which a settle has released already."""
+    ids = line(race, 3)
+    worker, person = race.worker(), race.application()
+    job = claimed(race, worker)
+    person.act("cancel", ids[1])
+    assert worker.settle(job).states == {job.id: State.COMPLETED}
+    refused: list[BaseException] = []
+
+    def want_the_head() -> None:
+        person.connection.exec_driver_sql("SET LOCAL lock_timeout = '30s'")
+        try:
+            person.act("cancel", ids[0])
+        except InvalidTransitionError as exc:
+            refused.append(exc)
+        person.commit()
+
+    thread = threading.Thread(target=want_the_head)
+    thread.start()
+    wait_until(lambda: waits_for_a_lock(race), "the person waits for the worker")
+    worker.commit()
+    thread.join(30)
+    assert not thread.is_alive()
+
+    assert len(refused) == 1
+    assert race.state(ids[1]) == "cancelled"
+    assert race.drain(worker) == ids[2:]
+
+
+def waits_for_a_lock(race: Race) -> bool:
+    """Whether anybody in this database waits for a row."""
+    waiting = (
+        "SELECT count(*) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    with race.database.engine().connect() as connection:
+        return bool(connection.scalar(sa.text(waiting)))
+
+
+# ---- explicit positions --------------------------------------------------------------------------
+
+
+def test_two_transactions_want_one_position_and_the_second_is_told_who_has_it(race: Race) -> None:
+    one, other = race.application(), race.application()
+    holder = one.enqueue("k", position=1)
+    told: list[DuplicatePositionError] = []
+
+    def want_it_too() -> None:
+        other.connection.exec_driver_sql("SET LOCAL lock_timeout = '30s'")
+        with pytest.raises(DuplicatePositionError) as caught:
+            other.enqueue("k", position=1)
+        told.append(caught.value)
+        other.enqueue("k", position=2)
+        other.commit()
+
+    thread = threading.Thread(target=want_it_too)
+    thread.start()
+    wait_until(lambda: waits_for_a_lock(race), "the second waits for the first")
+    one.commit()
+    thread.join(30)
+    assert not thread.is_alive()
+
+    assert [(error.key, error.position, error.job_id) for error in told] == [("k", 1, holder)]
+    assert [row.position for row in race.rows("k")] == [1, 2]
+
+
+def test_reject_gap_judges_by_what_is_committed(race: Race) -> None:
+    one, other, worker = race.application(), race.application(), race.worker()
+    one.enqueue("k", position=1)
+    one.commit()
+    one.enqueue("k", position=2)
+    with pytest.raises(SequenceGapError):
+        other.enqueue("k", position=3, reject_gap=True)
+    one.commit()
+    other.enqueue("k", position=3, reject_gap=True)
+    other.commit()
+    assert len(race.drain(worker)) == 3
+
+
+def test_a_position_that_fills_a_gap_while_the_one_before_ends_is_the_next_head(
+    race: Race,
+) -> None:
+    application, worker, late = race.application(), race.worker(), race.application()
+    ids = {n: application.enqueue("k", position=n) for n in (1, 3)}
+    application.commit()
+    worker.settle_down()
+    job = claimed(race, worker)
+    ids[2] = late.enqueue("k", position=2)
+    worker.settle(job)
+    worker.commit()
+    race.check()
+    assert race.drain(worker) == []
+    late.commit()
+    assert race.drain(worker) == [ids[2], ids[3]]
 
 
 # ---- enqueue never waits -------------------------------------------------------------------------

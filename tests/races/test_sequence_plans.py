@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from cyclone_sqla import JobSpec, operations
+from cyclone_sqla import JobSpec, admission, operations
 from cyclone_sqla.dialects import Dialect
 from cyclone_sqla.dialects.postgresql import PostgresDialect
 from tests.races.actors import Race
@@ -150,6 +150,35 @@ def test_admission_and_hand_over_look_at_no_blocked_job(crowded: Race) -> None:
         operations.look_ahead(worker.connection, crowded.dialect)
 
     assert_flat(plans(crowded, look), limit=100)
+    worker.commit()
+
+
+def test_a_look_along_the_lines_steps_from_key_to_key(crowded: Race) -> None:
+    application, worker = crowded.application(), crowded.worker()
+    for key in ("x", "y", "z"):
+        application.enqueue(key)
+        application.enqueue(key)
+    application.commit()
+    worker.settle_down()
+
+    def sweep() -> None:
+        window = admission.sweep(worker.connection, crowded.dialect, "h", 4)
+        assert (window.looked_at, window.headless) == (4, [])
+
+    assert_flat(plans(crowded, sweep), limit=100)
+    worker.commit()
+
+
+def test_a_lost_head_in_front_of_the_hot_key_is_mended_at_the_same_cost(crowded: Race) -> None:
+    worker = crowded.worker()
+    execute(crowded, "DELETE FROM cyclone_job WHERE sequence_key = 'hot' AND admitted")
+
+    def mend() -> None:
+        window = admission.sweep(worker.connection, crowded.dialect, "h", 10)
+        assert window.headless == ["hot"]
+        assert len(admission.mend(worker.connection, crowded.dialect, window.headless)) == 1
+
+    assert_flat(plans(crowded, mend), limit=200)
     worker.commit()
 
 

@@ -165,6 +165,17 @@ def test_the_stager_sleeps_until_the_next_due_time_and_no_longer_than_the_poll(
     assert 0.4 <= stager.look_ahead() <= 0.5
 
 
+def test_the_stager_looks_again_at_once_when_a_new_head_has_to_wait_for_its_time(
+    hands: Hands, contact: Contact
+) -> None:
+    stager = Stager(
+        hands.dialect, hands.held, poll=3_600.0, contact=contact, on_staged=lambda: None
+    )
+    hands.enqueue(sequence="k", process_in=timedelta(seconds=0.1))
+    assert stager.look_ahead() == 0.0
+    assert stager.look_ahead() == pytest.approx(0.1)
+
+
 def test_a_due_time_that_comes_up_during_the_sleep_ends_it(hands: Hands, contact: Contact) -> None:
     stager = Stager(
         hands.dialect, hands.held, poll=3_600.0, contact=contact, on_staged=lambda: None

@@ -1,0 +1,233 @@
+"""A worker that would sleep for an hour: whatever gives it work has to wake it.
+
+In production the poll interval bounds every delay, and hides what these tests would find.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import OperationalError
+
+from cyclone_sqla import Context, begin_before_savepoints
+from cyclone_sqla.backoff import Constant
+from cyclone_sqla.dialects.postgresql import PostgresDialect
+from cyclone_sqla.worker.wakeup import Wakeup
+from tests.databases import Database
+from tests.waiting import wait_until
+from tests.worker.site import Gate, Site, messages, nothing
+
+HOUR = 3_600.0
+FAR = 300 * 86_400.0
+
+
+class Sleep:
+    """Whether the work loop has gone to sleep for good, as far as its poll interval goes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._is_deep = threading.Event()
+        wait = Wakeup.wait
+
+        def noted(wakeup: Wakeup, timeout: float) -> frozenset[str] | None:
+            if timeout > HOUR / 2:
+                self._is_deep.set()
+            called = wait(wakeup, timeout)
+            self._is_deep.clear()
+            return called
+
+        monkeypatch.setattr(Wakeup, "wait", noted)
+
+    def wait_until_deep(self) -> None:
+        """Return once it sleeps."""
+        assert self._is_deep.wait(30.0), "the worker never went to sleep"
+
+
+@pytest.fixture
+def sleep(monkeypatch: pytest.MonkeyPatch) -> Sleep:
+    return Sleep(monkeypatch)
+
+
+@pytest.fixture
+def site(database: Database) -> Site:
+    site = Site(database)
+    begin_before_savepoints(site.engine)
+    site.action(nothing)
+    return site
+
+
+# ---- an empty look is not an empty queue ---------------------------------------------------------
+
+
+def test_a_job_that_was_locked_at_the_moment_of_the_look_does_not_wait_for_the_poll(
+    postgresql_database: Database, sleep: Sleep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a head is, while an admission lets others in behind it."""
+    site = Site(postgresql_database)
+    site.action(nothing)
+    looks_in_vain: list[int] = []
+    with site.engine.connect() as other, site.worker(poll=HOUR):
+        sleep.wait_until_deep()
+        claim = PostgresDialect.claim
+
+        def claim_beside_a_lock(*args: Any) -> Any:
+            if looks_in_vain:
+                return claim(*args)
+            locked = other.execute(sa.text("SELECT id FROM cyclone_job FOR UPDATE")).all()
+            claimed = claim(*args)
+            other.rollback()
+            looks_in_vain.extend(row.id for row in locked if not claimed)
+            return claimed
+
+        monkeypatch.setattr(PostgresDialect, "claim", claim_beside_a_lock)
+        job_id = site.enqueue()
+        site.wait_for(job_id, "completed")
+    assert looks_in_vain == [job_id]
+
+
+# ---- who commits late, or after a savepoint ------------------------------------------------------
+
+
+def test_a_commit_wakes_a_worker_that_has_just_served_another_one(
+    postgresql_database: Database, sleep: Sleep
+) -> None:
+    """Both enqueued at the same time; that one was called for says nothing of the other."""
+    site = Site(postgresql_database)
+    site.action(nothing)
+    with site.engine.connect() as late, site.worker(poll=HOUR):
+        second = site.cyclone.enqueue(late, "work", {}).id
+        site.wait_for(site.enqueue(), "completed")
+        sleep.wait_until_deep()
+        late.commit()
+        site.wait_for(second, "completed")
+
+
+def test_an_enqueue_after_a_savepoint_that_was_rolled_back_wakes_a_worker(
+    site: Site, sleep: Sleep
+) -> None:
+    """What was said in the savepoint, to another queue, is not all that is said."""
+    with site.worker(poll=HOUR):
+        sleep.wait_until_deep()
+        with site.engine.begin() as connection:
+            savepoint = connection.begin_nested()
+            site.cyclone.enqueue(connection, "work", {}, queue="of others")
+            savepoint.rollback()
+            kept = site.cyclone.enqueue(connection, "work", {}).id
+        site.wait_for(kept, "completed")
+    assert site.states() == {"completed": 1}
+
+
+# ---- the stager, asleep until a day that is far away ---------------------------------------------
+
+
+def enqueue_with_a_short_delay(site: Site) -> int:
+    return site.enqueue(process_in=0.05)
+
+
+def enqueue_a_head_with_a_short_delay(site: Site) -> int:
+    return site.enqueue(sequence="k", process_in=0.05)
+
+
+def reschedule_the_far_one(site: Site) -> int:
+    far = site.enqueue(process_in=FAR)
+    with site.engine.begin() as connection:
+        site.cyclone.reschedule(connection, far, process_in=0.05)
+    return far
+
+
+def fail_once_with_a_short_backoff(site: Site) -> int:
+    return site.enqueue("fails once")
+
+
+def commit_after_the_time_has_come(site: Site) -> int:
+    with site.engine.begin() as connection:
+        job_id = site.cyclone.enqueue(connection, "work", {}, process_in=0.01).id
+        time.sleep(0.02)
+    return job_id
+
+
+DUE: tuple[Callable[[Site], int], ...] = (
+    enqueue_with_a_short_delay,
+    enqueue_a_head_with_a_short_delay,
+    reschedule_the_far_one,
+    fail_once_with_a_short_backoff,
+    commit_after_the_time_has_come,
+)
+
+
+@pytest.mark.parametrize("act", DUE, ids=lambda act: act.__name__)
+def test_whatever_makes_a_job_due_earlier_wakes_the_stager(
+    site: Site, sleep: Sleep, act: Callable[[Site], int]
+) -> None:
+    def fail_once(ctx: Context) -> None:
+        if ctx.attempt == 1:
+            raise ValueError("it broke")
+
+    site.action(fail_once, "fails once", backoff=Constant(0.05))
+    site.enqueue(process_in=FAR)
+    with site.worker(poll=HOUR):
+        sleep.wait_until_deep()
+        site.wait_for(act(site), "completed")
+
+
+def test_a_head_whose_turn_comes_before_its_time_starts_when_that_has_come(
+    site: Site, sleep: Sleep
+) -> None:
+    gate = Gate()
+    site.action(gate.passing(), "held")
+    with site.worker(poll=HOUR):
+        first = site.enqueue("held", sequence="k")
+        gate.await_arrival()
+        second = site.enqueue(sequence="k", process_in=1.0)
+        wait_until(lambda: site.job(second).waits_for == "turn", "the second has its place")
+        gate.open()
+        site.wait_for(first, "completed")
+        assert site.job(second).waits_for == "time"
+        site.wait_for(second, "completed")
+
+
+# ---- the reply to a settle and a claim in one ----------------------------------------------------
+
+
+def test_a_head_whose_claim_was_not_answered_runs_in_its_place_without_a_burnt_attempt(
+    postgresql_database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One round trip settled the head before it, handed the place on and claimed it."""
+    lost: list[int] = []
+    run_and_claim = PostgresDialect.run_and_claim
+
+    def lose_a_reply(self: Any, connection: sa.Connection, *args: Any) -> Any:
+        answer = run_and_claim(self, connection, *args)
+        if answer[1] and not lost:
+            lost.extend(row.id for row in answer[1])
+            driver: Any = connection.connection.driver_connection
+            driver.close()
+            reason = psycopg.OperationalError("the reply was lost")
+            raise OperationalError(None, None, reason, connection_invalidated=True)
+        return answer
+
+    monkeypatch.setattr(PostgresDialect, "run_and_claim", lose_a_reply)
+    site = Site(postgresql_database, hints=False)
+    runs: list[int] = []
+
+    def work(ctx: Context) -> None:
+        runs.append(ctx.job.id)
+
+    site.action(work)
+    ids = site.enqueue_many(4, sequence="k", max_attempts=1)
+    with site.worker(poll=0.05, lease=600.0):
+        site.wait_until_all_are("completed")
+
+    assert runs == ids
+    assert lost == [ids[1]]
+    assert {(site.job(i).attempt, site.job(i).crashes) for i in ids} == {(1, 0)}
+    texts = messages(caplog.records)
+    assert [text for text in texts if text.startswith("giving back 1 job(s)")]
+    assert not [text for text in texts if "lease lost" in text]
