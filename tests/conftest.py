@@ -12,7 +12,7 @@ import pytest
 
 from tests.databases import (
     Database,
-    postgresql_copy,
+    PostgresCopies,
     postgresql_template,
     sqlite_copy,
     sqlite_template,
@@ -33,15 +33,21 @@ def postgres() -> Iterator[Postgres]:
 
 @pytest.fixture(scope="session")
 def postgres_template(postgres: Postgres) -> Iterator[str]:
-    """The name of the database that `postgresql_database` copies."""
+    """The name of a database with our tables, to be copied."""
     with postgresql_template(postgres) as name:
         yield name
 
 
+@pytest.fixture(scope="session")
+def postgres_copies(postgres: Postgres, postgres_template: str) -> PostgresCopies:
+    """Where `postgresql_database` gets its databases."""
+    return PostgresCopies(postgres, postgres_template)
+
+
 @pytest.fixture
-def postgresql_database(postgres: Postgres, postgres_template: str) -> Iterator[Database]:
-    """A fresh PostgreSQL database."""
-    with postgresql_copy(postgres, postgres_template) as database:
+def postgresql_database(postgres_copies: PostgresCopies) -> Iterator[Database]:
+    """A PostgreSQL database that is as good as fresh."""
+    with postgres_copies.lend() as database:
         yield database
 
 
