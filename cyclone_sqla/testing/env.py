@@ -170,15 +170,26 @@ class CycloneEnv:
         return [each for each in found if arguments.items() <= self._arguments(each).items()]
 
     def _arguments(self, job: Job) -> dict[str, Any]:
-        """By name, as the action gets them; of a kind without an action, as they are stored."""
+        """By name, as the action gets them; of a kind without an action, as they are stored.
+
+        Rows are those of the test's own session.
+        """
         action = self.app.registry.find(job.kind)
         if action is None:
             stored: dict[str, Any] = json.loads(job.arguments)
             return stored
-        args, kwargs = action.decode(job.arguments)
+        args, kwargs = self._decoded(action, job.arguments)
         context = [None] if action.takes_context else []
         bound = inspect.signature(action.fn).bind(*context, *args, **kwargs)
         return dict(bound.arguments)
+
+    def _decoded(
+        self, action: Action[..., Any], text: str
+    ) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        if action.takes_rows:
+            with self._only_once():
+                return action.load(text, self.session)
+        return action.decode(text)
 
     def history(self, job: JobRef | Job) -> list[JobEvent]:
         """What is written down of a job: its failed attempts, and people's acts."""

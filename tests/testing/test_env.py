@@ -193,6 +193,24 @@ def test_sequences_unique_keys_and_delays_are_those_of_production(
     assert app.sent == ["only", "first", "second"]
 
 
+def test_a_row_as_an_argument_arrives_and_is_found_again(env: CycloneEnv, app: Application) -> None:
+    noted: list[str] = []
+
+    @app.cyclone.action
+    def ship(order: Order) -> None:
+        noted.append(order.note)
+        order.note = "shipped"
+
+    order, other = Order(note="new"), Order(note="other")
+    env.session.add_all([order, other])
+    ship.enqueue(env.session, order=order)
+    assert env.assert_enqueued(ship, order=order).kind == "ship"
+    assert env.enqueued(ship, order=other) == []
+    env.run_until_idle()
+    assert (noted, order.note) == (["new"], "shipped")
+    env.assert_completed(ship, order=order)
+
+
 def test_an_async_action_runs_in_a_sync_test(env: CycloneEnv, app: Application) -> None:
     app.later.enqueue(env.session, to="a")
     env.run_until_idle()
