@@ -388,8 +388,9 @@ def test_a_run_learns_that_its_lease_is_lost(site: Site, caplog: pytest.LogCaptu
 
 
 def lapse(site: Site, job_id: int) -> None:
-    """Make the lease of a running job run out now."""
-    site.execute("UPDATE cyclone_job SET leased_until = created_at WHERE id = :id", id=job_id)
+    """Make the lease of a job run out now, if it is running."""
+    of_run = "WHERE id = :id AND state = 'running'"
+    site.execute(f"UPDATE cyclone_job SET leased_until = created_at {of_run}", id=job_id)
 
 
 def test_a_healthy_long_job_keeps_its_lease_though_renewals_are_late_and_lost(
