@@ -166,7 +166,7 @@ class Rescuer:
         if not self._rhythm.wait():
             return
         runs = self._lapsed()
-        if runs and self._should_wait():
+        if self._should_wait(runs):
             log.warning("rescue waits one renewal interval: this worker was out of touch itself")
             self._rhythm.again(self._settings.renew_interval)
         elif self.rescue(runs) == self._settings.rescue_limit:
@@ -197,11 +197,10 @@ class Rescuer:
         self._contact.note()
         return runs
 
-    def _should_wait(self) -> bool:
+    def _should_wait(self, runs: Sequence[LostRun]) -> bool:
         """Once in a row at most: a worker that is always slow must not stop rescue for ever."""
-        self._has_waited = not self._has_waited and not self._contact.has_lasted(
-            self._settings.renew_interval
-        )
+        is_back = not self._contact.has_lasted(self._settings.renew_interval)
+        self._has_waited = bool(runs) and is_back and not self._has_waited
         return self._has_waited
 
     def _write(self, runs: Sequence[LostRun]) -> dict[int, State]:

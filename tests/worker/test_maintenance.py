@@ -123,6 +123,26 @@ def test_a_rescuer_that_was_out_of_touch_gives_the_others_one_renewal_interval(
     assert time.monotonic() - back_at >= 0.9
 
 
+def test_a_rescuer_gives_it_again_each_time_it_comes_back(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first time the holder renews its lease in the interval; the second time it is as late."""
+    ids = crash(hands, 1)
+    look, pauses = operations.expired_runs, iter([1.0, 0.0, 1.0])
+    answers = iter([True, False, True])
+
+    def slow_look(*args: Any) -> list[LostRun]:
+        time.sleep(next(pauses))
+        return look(*args) if next(answers) else []
+
+    monkeypatch.setattr(operations, "expired_runs", slow_look)
+    rescuer = rescuer_of(hands, Contact(longest_gap=0.5), lease=3.0)
+
+    for _ in range(3):
+        rescuer.round()
+        assert states(hands, ids) == ["running"]
+
+
 def test_more_lost_jobs_than_a_pass_takes_are_rescued_at_once(
     hands: Hands, contact: Contact
 ) -> None:
