@@ -196,12 +196,16 @@ class Executor:
         return not await self._end_async(run, outcome)
 
     def _begin(self, run: Run) -> bool:
-        """Whether the run is ours to begin: a stop may have given it back."""
+        """Whether the action is to be called: a stop may have given the run back."""
         if self._waiting.pop(run.key, None) is None:
             return False
-        run.begin()
-        if run.limit is not None:
-            self._watchdog.watch(run, run.limit)
+        try:
+            run.begin()
+            if run.limit is not None:
+                self._watchdog.watch(run, run.limit)
+        except BaseException as exc:  # noqa: BLE001 - the system may give no thread to watch it
+            self._finish(run, End(outcome_of(run, exc)))
+            return False
         return True
 
     def _give_back(self, run: Run) -> None:

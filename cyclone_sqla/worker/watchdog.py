@@ -50,10 +50,9 @@ class Watchdog:
     def _start(self) -> None:
         with self._starting:
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._watch, name="cyclone-timeouts", daemon=True
-                )
-                self._thread.start()
+                thread = threading.Thread(target=self._watch, name="cyclone-timeouts", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def _watch(self) -> None:
         while self._wait(self._look()):

@@ -510,6 +510,26 @@ def test_jobs_are_given_back_when_there_can_be_no_thread(
         assert stage.wait(stage.start_kind(job.kind)).outcome == Completed(), "it works again"
 
 
+@every_flavour
+def test_a_run_whose_timeout_nobody_can_watch_is_a_failed_attempt(
+    stage: Stage, flavour: Flavour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "cyclone-timeouts":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    kind = stage.register(flavoured(flavour, lambda _: None), timeout=60)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        outcome = stage.wait(stage.start_kind(kind)).outcome
+    assert isinstance(outcome, Retried)
+    assert "can't start new thread" in outcome.failure.error
+    assert stage.wait(stage.start_kind(kind)).outcome == Completed(), "it works again"
+
+
 _tenant: ContextVar[str] = ContextVar("tenant", default="nobody")
 
 
