@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from sqlalchemy import Connection
 
@@ -55,11 +55,10 @@ def _place(
     return connection.execute(dialect.lines.admit, {**bound, "now": dialect.now()}).all()
 
 
-def hand_on(connection: Connection, dialect: Dialect, released: Sequence[int]) -> Rows:
-    """Admit the next of each released head, in the transaction that released it; the new heads."""
-    if not released:
-        return ()
-    return new_heads(dialect.run(connection, handing_on(dialect, released)))
+AfterRelease: TypeAlias = Callable[[Dialect, Sequence[int]], list[Step]]
+"""The statements that follow the release of heads, given by their ids: :func:`handing_on`, or
+:func:`owing`.
+"""
 
 
 def handing_on(dialect: Dialect, released: Sequence[int]) -> list[Step]:
@@ -87,6 +86,18 @@ def owing(dialect: Dialect, released: Sequence[int]) -> list[Step]:
     """
     jobs = dialect.syntax.bind("released", statements.ID, [(job_id,) for job_id in released])
     return [Step(dialect.lines.owe, jobs)]
+
+
+def hand_on(
+    connection: Connection,
+    dialect: Dialect,
+    released: Sequence[int],
+    after_release: AfterRelease = handing_on,
+) -> Rows:
+    """What follows the release of heads, in the transaction that released them; the new heads."""
+    if not released:
+        return ()
+    return new_heads(dialect.run(connection, after_release(dialect, released)))
 
 
 def payable_debts(connection: Connection, dialect: Dialect, after: int, limit: int) -> list[int]:

@@ -29,9 +29,8 @@ from cyclone_sqla.models import (
     IS_OVER,
     IS_PAUSED,
     IS_RUNNING,
-    Tables,
 )
-from cyclone_sqla.statements import ID, Syntax, predicate, word
+from cyclone_sqla.statements import ID, StatementSet, predicate, word
 
 MOST_GROUPS = 200
 """How many pairs of kind and priority are told apart among the available jobs of all queues."""
@@ -40,14 +39,8 @@ MOST_ENTRIES = 1_000
 """How many workers, paused queues or entries of one history are read."""
 
 
-class InspectionStatements:
+class InspectionStatements(StatementSet):
     """The statements of those who look, for one schema in one database's words."""
-
-    def __init__(self, tables: Tables, syntax: Syntax) -> None:
-        self.tables = tables
-        self.syntax = syntax
-        self.job = tables.job
-        self.now = syntax.now
 
     # ---- one job ---------------------------------------------------------------------------------
 

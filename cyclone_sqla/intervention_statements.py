@@ -12,18 +12,12 @@ from sqlalchemy import BigInteger, ColumnElement, Text, bindparam, select
 
 from cyclone_sqla import lifecycle as life
 from cyclone_sqla.lifecycle import State, Transition, WaitsFor
-from cyclone_sqla.models import Duration, Tables, Timestamp
-from cyclone_sqla.statements import Syntax, plus, word
+from cyclone_sqla.models import Duration, Timestamp
+from cyclone_sqla.statements import StatementSet, plus, word
 
 
-class InterventionStatements:
+class InterventionStatements(StatementSet):
     """The statements of people's verbs for one schema in one database's words."""
-
-    def __init__(self, tables: Tables, syntax: Syntax) -> None:
-        self.tables = tables
-        self.syntax = syntax
-        self.job = tables.job
-        self.now = syntax.now
 
     # ---- one job ---------------------------------------------------------------------------------
 

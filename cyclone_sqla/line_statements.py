@@ -16,8 +16,8 @@ import sqlalchemy as sa
 from sqlalchemy import BigInteger, ColumnElement, Text, bindparam, func, select
 
 from cyclone_sqla.lifecycle import State, WaitsFor
-from cyclone_sqla.models import IS_DEBT, IS_HELD_BACK, IS_IN_LINE, IS_INCOMING, Tables
-from cyclone_sqla.statements import ID, Columns, Syntax, predicate, word
+from cyclone_sqla.models import IS_DEBT, IS_HELD_BACK, IS_IN_LINE, IS_INCOMING
+from cyclone_sqla.statements import ID, Columns, StatementSet, predicate, word
 
 KEYS: Columns = {"key": Text()}
 """The keys of sequences."""
@@ -26,14 +26,8 @@ EARLY = 100
 """How far a look for jobs that wait for their turn goes into a line: its end may be far away."""
 
 
-class LineStatements:
+class LineStatements(StatementSet):
     """The statements of sequences for one schema in one database's words."""
-
-    def __init__(self, tables: Tables, syntax: Syntax) -> None:
-        self.tables = tables
-        self.syntax = syntax
-        self.job = tables.job
-        self.now = syntax.now
 
     # ---- admit: incoming jobs get their place ----------------------------------------------------
 

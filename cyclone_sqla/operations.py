@@ -18,7 +18,14 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from cyclone_sqla import statements
-from cyclone_sqla.admission import handing_on, has_delayed, new_heads, owing
+from cyclone_sqla.admission import (
+    AfterRelease,
+    hand_on,
+    handing_on,
+    has_delayed,
+    new_heads,
+    owing,
+)
 from cyclone_sqla.context import ClaimedJob
 from cyclone_sqla.dialects import Dialect, Rows, Step
 from cyclone_sqla.errors import (
@@ -655,10 +662,6 @@ def settle(
     return settled
 
 
-AfterRelease: TypeAlias = Callable[[Dialect, Sequence[int]], list[Step]]
-"""The statements that follow the release of heads, given by their ids."""
-
-
 def settle_within(
     connection: Connection, dialect: Dialect, settlement: Settlement, *, history_limit: int
 ) -> bool:
@@ -770,13 +773,11 @@ def _release(
     rows = [(s.job_id, s.lease, *_release_values(s.outcome)) for s in settlements]
     bound = dialect.syntax.bind("ended", statements.RELEASED, rows)
     written = connection.execute(statement, {**bound, "now": dialect.now()}).all()
-    handed_on: Sequence[Rows] = ()
-    if released := _released(written):
-        handed_on = dialect.run(connection, after_release(dialect, released))
+    heads = hand_on(connection, dialect, _released(written), after_release)
     missing = _missing(settlements, written)
     found = _leases_of(connection, dialect, [s.job_id for s in missing])
     settled = _judged(written, missing, found)
-    settled.has_delayed = has_delayed(new_heads(handed_on))
+    settled.has_delayed = has_delayed(heads)
     _write_history(connection, dialect, settlements, settled.states, history_limit)
     return settled
 

@@ -150,14 +150,18 @@ def predicate(sql: str) -> ColumnElement[bool]:
     return sa.literal_column(f"({sql})")
 
 
-class Statements:
-    """The statements for one schema in one database's words."""
+class StatementSet:
+    """Statements for one schema in one database's words, each built at its first use."""
 
     def __init__(self, tables: Tables, syntax: Syntax) -> None:
         self.tables = tables
         self.syntax = syntax
         self.job = tables.job
         self.now = syntax.now
+
+
+class Statements(StatementSet):
+    """Those of a job's life."""
 
     # ---- enqueue ---------------------------------------------------------------------------------
 
@@ -565,7 +569,7 @@ class Statements:
         partial index says that it is not.
         """
         job = self.job.c
-        return job.id, job.state, job.queue, job.position, job.sequence_key, job.sequence_open
+        return job.id, job.state, job.sequence_key, job.sequence_open
 
     def _leave_line(self, stays: ColumnElement[bool]) -> dict[str, Any]:
         """A head is released from its line, unless it stays at its place."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlalchemy as sa
+from sqlalchemy import Engine
 from sqlalchemy.exc import ArgumentError
 
 from cyclone_sqla.errors import ConfigurationError
@@ -42,6 +43,11 @@ def parsed(text: str) -> sa.URL:
             "sqlite:///file.db (in a password, write @ as %40, : as %3A, / as %2F and % as %25)"
         )
     return url
+
+
+def url_of(database: Engine | sa.URL) -> sa.URL:
+    """Where a database is, given as its URL or as an engine."""
+    return database if isinstance(database, sa.URL) else database.url
 
 
 def masked(url: sa.URL) -> str:

@@ -25,6 +25,7 @@ from cyclone_sqla.line_statements import LineStatements
 from cyclone_sqla.models import Tables, tables_in
 from cyclone_sqla.settings import DEFAULT_SETTINGS, WorkerSettings
 from cyclone_sqla.statements import Statements, Syntax
+from cyclone_sqla.urls import url_of, worker_url
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -279,7 +280,12 @@ def connecting_like(engine: Engine) -> Callable[[], Any]:
     return connect
 
 
-def async_engine_like(database: Engine | sa.URL, drivername: str, **options: Any) -> AsyncEngine:
+def session_pool(size: int) -> dict[str, Any]:
+    """The bounds of a pool of ours: an action waits for a connection until its timeout ends it."""
+    return {"pool_size": size, "max_overflow": 0, "pool_timeout": 3600.0}
+
+
+def async_engine_like(database: Engine | sa.URL, drivername: str, size: int) -> AsyncEngine:
     """An asynchronous engine with a pool of its own: the loop of actions is not the application's.
 
     Of an asynchronous engine its pool's twin connects; else ``drivername`` is connected to its URL.
@@ -290,8 +296,8 @@ def async_engine_like(database: Engine | sa.URL, drivername: str, **options: Any
         if isinstance(database, Engine) and database.dialect.is_async:
             twin = Engine(database.pool.recreate(), database.dialect, database.url)
             return AsyncEngine(twin)
-        url = database.url if isinstance(database, Engine) else database
-        return create_async_engine(url.set(drivername=drivername), **options)
+        url = worker_url(url_of(database)).set(drivername=drivername)
+        return create_async_engine(url, **session_pool(size))
     except ImportError as exc:
         raise ConfigurationError(
             "ctx.async_session needs SQLAlchemy's asyncio part and an asynchronous driver: "

@@ -30,7 +30,7 @@ from cyclone_sqla.errors import (
     TransactionError,
 )
 from cyclone_sqla.settings import DEFAULT_SETTINGS
-from cyclone_sqla.urls import worker_url
+from cyclone_sqla.urls import url_of, worker_url
 
 T = TypeVar("T")
 
@@ -248,7 +248,7 @@ class MigratingSqlite(Migrating):
 
 def own_engine(database: Engine | sa.URL) -> Engine:
     """An engine of our own for the application's database."""
-    url = worker_url(database if isinstance(database, sa.URL) else database.url)
+    url = worker_url(url_of(database))
     dialect = dialect_of(url.get_backend_name(), None, DatabaseClock())
     # A statement that is prepared may be met again by someone else behind a transaction pooler.
     return dialect.worker_engine(database, replace(DEFAULT_SETTINGS, prepare=False))
@@ -270,7 +270,7 @@ def _take_write_lock(connection: Connection) -> None:
 
 def _is_missing(database: Engine | sa.URL) -> bool:
     """Whether connecting would create the file; an empty database in memory answers the same."""
-    url = database if isinstance(database, sa.URL) else database.url
+    url = url_of(database)
     return bool(url.database) and not url.query and not Path(url.database or "").exists()
 
 

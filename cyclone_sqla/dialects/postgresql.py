@@ -25,6 +25,7 @@ from cyclone_sqla.dialects.base import (
     WorkerConnection,
     async_engine_like,
     connecting_like,
+    session_pool,
 )
 from cyclone_sqla.dialects.pipeline import BEGIN, Pipeline, is_between_transactions
 from cyclone_sqla.errors import ConfigurationError, TransactionError
@@ -44,7 +45,7 @@ from cyclone_sqla.models import (
 from cyclone_sqla.own_connection import keep_alive
 from cyclone_sqla.settings import DEFAULT_SETTINGS, WorkerSettings
 from cyclone_sqla.statements import Columns, predicate
-from cyclone_sqla.urls import worker_url
+from cyclone_sqla.urls import url_of, worker_url
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -187,13 +188,10 @@ class PostgresDialect(Dialect):
         return engine
 
     def session_engine(self, database: Engine | sa.URL, size: int) -> Engine:
-        return _engine_like(database, pool_size=size, max_overflow=0, pool_timeout=_PATIENCE)
+        return _engine_like(database, **session_pool(size))
 
     def async_session_engine(self, database: Engine | sa.URL, size: int) -> AsyncEngine:
-        url = worker_url(database if isinstance(database, sa.URL) else database.url)
-        source = database if isinstance(database, Engine) and database.dialect.is_async else url
-        options = {"pool_size": size, "max_overflow": 0, "pool_timeout": _PATIENCE}
-        return async_engine_like(source, url.drivername, **options)
+        return async_engine_like(database, "postgresql+psycopg", size)
 
     def command_engine(self, database: Engine | sa.URL) -> Engine:
         """Without prepared statements, which a transaction pooler may not carry."""
@@ -330,9 +328,6 @@ _LOCK_SEQUENCE = select(
     func.pg_advisory_xact_lock(func.hashtextextended(bindparam("name", type_=Text()), 0))
 )
 
-_PATIENCE = 3600.0
-"""Seconds that an action waits for a connection of a pool of ours: its timeout ends it earlier."""
-
 _ISOLATION = select(func.current_setting("transaction_isolation"))
 
 _DRAW_IDS = select(
@@ -458,8 +453,7 @@ def _isolation_of(connection: Connection) -> str:
 
 def _engine_like(database: Engine | sa.URL, **pool: Any) -> Engine:
     if isinstance(database, sa.URL) or not _is_like_ours(database):
-        url = database if isinstance(database, sa.URL) else database.url
-        return sa.create_engine(worker_url(url), **pool)
+        return sa.create_engine(worker_url(url_of(database)), **pool)
     return sa.create_engine(database.url, creator=connecting_like(database), **pool)
 
 

@@ -34,6 +34,7 @@ from cyclone_sqla.dialects.base import (
     WorkerConnection,
     async_engine_like,
     connecting_like,
+    session_pool,
 )
 from cyclone_sqla.errors import (
     ConfigurationError,
@@ -53,7 +54,7 @@ from cyclone_sqla.models import (
 )
 from cyclone_sqla.settings import DEFAULT_SETTINGS, WorkerSettings
 from cyclone_sqla.statements import Columns, predicate
-from cyclone_sqla.urls import worker_url
+from cyclone_sqla.urls import url_of, worker_url
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -240,29 +241,26 @@ class SqliteDialect(Dialect):
     def worker_engine(
         self, database: Engine | sa.URL, settings: WorkerSettings = DEFAULT_SETTINGS
     ) -> Engine:
-        engine = _engine_like(database, pool_size=5)
+        engine = _engine_like(database, pool_size=5, max_overflow=0)
         event.listen(engine, "connect", partial(_prepare, settings))
         event.listen(engine, "begin", _begin_as_asked)
         return engine
 
     def session_engine(self, database: Engine | sa.URL, size: int) -> Engine:
-        engine = _engine_like(database, pool_size=size, pool_timeout=_PATIENCE)
+        engine = _engine_like(database, **session_pool(size))
         _let_write(engine)
         return engine
 
     def async_session_engine(self, database: Engine | sa.URL, size: int) -> AsyncEngine:
-        url = _checked_url(database)
-        options = {"pool_size": size, "max_overflow": 0, "pool_timeout": _PATIENCE}
-        source = database if isinstance(database, Engine) and database.dialect.is_async else url
-        engine = async_engine_like(source, "sqlite+aiosqlite", **options)
+        _refuse_unfit_file(database)
+        engine = async_engine_like(database, "sqlite+aiosqlite", size)
         _let_write(engine.sync_engine)
         return engine
 
     def command_engine(self, database: Engine | sa.URL) -> Engine:
         """The driver itself waits for the write lock: a person can wait."""
-        url = database if isinstance(database, sa.URL) else database.url
         timeout = DEFAULT_SETTINGS.lock_timeout
-        return sa.create_engine(worker_url(url), connect_args={"timeout": timeout})
+        return sa.create_engine(worker_url(url_of(database)), connect_args={"timeout": timeout})
 
     def refuse_unfit_for_work(self, connection: Connection) -> None:
         if sqlite3.sqlite_version_info < OLDEST_VERSION:
@@ -446,22 +444,21 @@ class SqliteConnection(WorkerConnection):
 
 def _engine_like(database: Engine | sa.URL, **pool: Any) -> Engine:
     """An engine of the worker's own, whose connections are made as the application's are."""
-    url = worker_url(_checked_url(database))
-    pool |= {"max_overflow": 0, "poolclass": QueuePool}
+    _refuse_unfit_file(database)
+    pool["poolclass"] = QueuePool
     if isinstance(database, Engine) and not database.dialect.is_async:
-        return sa.create_engine(url, creator=connecting_like(database), **pool)
-    return sa.create_engine(url, **pool)
+        pool["creator"] = connecting_like(database)
+    return sa.create_engine(worker_url(url_of(database)), **pool)
 
 
-def _checked_url(database: Engine | sa.URL) -> sa.URL:
-    url = database if isinstance(database, sa.URL) else database.url
-    fault = _fault_of(url, None if isinstance(database, sa.URL) else database.pool)
+def _refuse_unfit_file(database: Engine | sa.URL) -> None:
+    url = url_of(database)
+    fault = _fault_of(url, database.pool if isinstance(database, Engine) else None)
     if fault is not None:
         raise ConfigurationError(
             f"A worker needs a SQLite file of its own connections; {url.render_as_string()} "
             f"{fault}. Use sqlite:///path/to/file.db."
         )
-    return url
 
 
 def _let_write(engine: Engine) -> None:
@@ -547,8 +544,5 @@ _SNAPSHOT = (
     "any more. Nothing was enqueued. Roll back and run the whole unit of work again, or start it "
     "with BEGIN IMMEDIATE."
 )
-
-_PATIENCE = 3600.0
-"""Seconds that an action waits for a connection of a pool of ours: its timeout ends it earlier."""
 
 _LAST_ID = sa.text("SELECT seq FROM sqlite_sequence WHERE name = 'cyclone_job'")

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import QueuePool
 
 from cyclone_sqla.dialects import Dialect
+from cyclone_sqla.urls import url_of
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
@@ -103,8 +104,7 @@ class Sessions:
         engine = getattr(engine, "sync_engine", engine)
         if not isinstance(engine, Engine):
             return None
-        theirs = self._database.url if isinstance(self._database, Engine) else self._database
-        return engine if _place_of(engine.url) == _place_of(theirs) else None
+        return engine if _place_of(engine.url) == _place_of(url_of(self._database)) else None
 
     @property
     def _shared(self) -> Engine | None:

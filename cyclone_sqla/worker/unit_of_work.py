@@ -124,7 +124,8 @@ class UnitOfWork:
         written = self._write(session, outcome)
         self.is_ending = True
         type(session).commit(session)
-        self._close(session)
+        type(session).close(session)
+        self._forget()
         return written
 
     def starts_over(self, exc: BaseException) -> bool:
@@ -148,13 +149,12 @@ class UnitOfWork:
         self.is_ending = True
         try:
             type(session).rollback(session)
-            self._close(session)
+            type(session).close(session)
         except Exception as exc:  # noqa: BLE001 - any driver; a broken connection has rolled back
             log.debug("the session of job %s was dropped: %r", self._job.id, exc)
             type(session).invalidate(session)
         finally:
-            self._session = self._async = None
-            self.is_ending = False
+            self._forget()
 
     # ---- the end ---------------------------------------------------------------------------------
 
@@ -171,8 +171,7 @@ class UnitOfWork:
 
         return binding.run_in_session(session, write, books.mapper)
 
-    def _close(self, session: Session) -> None:
-        type(session).close(session)
+    def _forget(self) -> None:
         self._session = self._async = None
         self.is_ending = False
 

@@ -29,7 +29,7 @@ from cyclone_sqla.errors import ConfigurationError
 from cyclone_sqla.hint_senders import notify_channel
 from cyclone_sqla.hints import CALL_TO_ADMIT, CALL_TO_RENEW
 from cyclone_sqla.settings import WorkerSettings
-from cyclone_sqla.urls import parsed, worker_url
+from cyclone_sqla.urls import parsed, url_of, worker_url
 from cyclone_sqla.worker.executor import Executor
 from cyclone_sqla.worker.holdings import Holdings
 from cyclone_sqla.worker.instance_lock import InstanceLock
@@ -218,9 +218,7 @@ class _Parts:
     def __init__(self, worker: Worker) -> None:
         settings, cyclone = worker.settings, worker.cyclone
         database = worker.resolve_database()
-        backend = (
-            database.dialect.name if isinstance(database, Engine) else database.get_backend_name()
-        )
+        backend = url_of(database).get_backend_name()
         self.worker = worker
         self.dialect = cyclone.dialect(backend)
         self.slots = worker.slots()

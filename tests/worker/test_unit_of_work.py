@@ -21,7 +21,6 @@ from tests.waiting import wait_until
 from tests.worker.site import Gate, Site, messages
 
 LATER = Constant(3_600)
-ASYNC_DRIVERS = {"postgresql": ["asyncpg", "psycopg"], "sqlite": ["aiosqlite"]}
 
 
 @pytest.fixture
