@@ -1,5 +1,30 @@
-"""Workers are started on databases without our tables, too."""
+"""Databases without our tables, on which workers are started too, and asynchronous applications."""
 
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+
+from tests.databases import Database
 from tests.migrations.conftest import empty_postgresql, empty_sqlite
+from tests.worker.site import Site
 
 __all__ = ["empty_postgresql", "empty_sqlite"]
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(("postgresql", "asyncpg"), id="asyncpg", marks=pytest.mark.postgresql),
+        pytest.param(("postgresql", "psycopg"), id="psycopg", marks=pytest.mark.postgresql),
+        pytest.param(("sqlite", "aiosqlite"), id="aiosqlite", marks=pytest.mark.sqlite),
+    ]
+)
+def bare_async_site(request: pytest.FixtureRequest) -> Iterator[Site]:
+    """An application with asynchronous sessions, on each driver; it has no tables yet."""
+    dialect, driver = request.param
+    database: Database = request.getfixturevalue(f"{dialect}_database")
+    site = Site(database)
+    engine = create_async_engine(database.url_for(driver))
+    site.cyclone.database = async_sessionmaker(engine)
+    yield site
+    engine.sync_engine.dispose()

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import Engine, event
-from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, object_session
 
 from cyclone_sqla import Context
@@ -336,21 +335,9 @@ def test_arguments_that_this_code_can_not_read_are_refused_without_a_session(sit
 # ---- async actions -------------------------------------------------------------------------------
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(("postgresql", "asyncpg"), id="asyncpg", marks=pytest.mark.postgresql),
-        pytest.param(("postgresql", "psycopg"), id="psycopg", marks=pytest.mark.postgresql),
-        pytest.param(("sqlite", "aiosqlite"), id="aiosqlite", marks=pytest.mark.sqlite),
-    ]
-)
-def async_site(request: pytest.FixtureRequest) -> Iterator[Site]:
-    dialect, driver = request.param
-    database: Database = request.getfixturevalue(f"{dialect}_database")
-    site = with_rows(Site(database))
-    engine = create_async_engine(database.url_for(driver))
-    site.cyclone.database = async_sessionmaker(engine)
-    yield site
-    engine.sync_engine.dispose()
+@pytest.fixture
+def async_site(bare_async_site: Site) -> Site:
+    return with_rows(bare_async_site)
 
 
 def test_an_async_action_gets_its_rows_in_its_own_session(async_site: Site) -> None:

@@ -2,7 +2,6 @@
 
 import random
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -10,7 +9,6 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from cyclone_sqla import ConfigurationError, Context, Discard, LeaseLostError, Snooze
@@ -441,21 +439,9 @@ def test_an_action_whose_connection_was_lost_is_a_failed_attempt(postgresql_site
 # ---- async actions -------------------------------------------------------------------------------
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(("postgresql", driver), id=driver, marks=pytest.mark.postgresql)
-        for driver in ("asyncpg", "psycopg")
-    ]
-    + [pytest.param(("sqlite", "aiosqlite"), id="aiosqlite", marks=pytest.mark.sqlite)]
-)
-def async_site(request: pytest.FixtureRequest) -> Iterator[Site]:
-    dialect, driver = request.param
-    database: Database = request.getfixturevalue(f"{dialect}_database")
-    site = with_orders(Site(database))
-    engine = create_async_engine(database.url_for(driver))
-    site.cyclone.database = async_sessionmaker(engine)
-    yield site
-    engine.sync_engine.dispose()
+@pytest.fixture
+def async_site(bare_async_site: Site) -> Site:
+    return with_orders(bare_async_site)
 
 
 def test_an_async_action_commits_in_the_same_way(async_site: Site) -> None:
@@ -500,7 +486,7 @@ def test_of_an_async_action_that_fails_or_ends_it_itself_nothing_stays(async_sit
 
 
 @pytest.mark.parametrize(
-    "async_site", [("postgresql", "asyncpg"), ("postgresql", "psycopg")], indirect=True
+    "bare_async_site", [("postgresql", "asyncpg"), ("postgresql", "psycopg")], indirect=True
 )
 def test_runs_that_are_cancelled_in_the_middle_of_a_query_leave_no_connection_behind(
     async_site: Site,
