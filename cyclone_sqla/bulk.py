@@ -15,6 +15,7 @@ from cyclone_sqla.errors import Duplicate, DuplicateError, InvalidTransitionErro
 from cyclone_sqla.job_filter import JobFilter
 from cyclone_sqla.job_spec import JobRef
 from cyclone_sqla.lifecycle import PEOPLES_VERBS, State
+from cyclone_sqla.operations import holders_of, ref_of
 
 Act: TypeAlias = "Callable[[Connection, Dialect, int], JobRef]"
 """One verb on one job."""
@@ -101,9 +102,11 @@ def _judge(
 ) -> _Outcome:
     """What would become of them, as things are now."""
     done, refused = list[JobRef](), list[Refused]()
-    holders = _holders(connection, dialect, rows) if verb == "replay" else dict[_Key, JobRef]()
+    replayed = rows if verb == "replay" else ()
+    keys = sorted({(row.kind, row.unique_key) for row in replayed if row.unique_key is not None})
+    holders = holders_of(connection, dialect, keys)
     for row in rows:
-        ref, key = interventions.ref_of(row), (row.kind, row.unique_key)
+        ref, key = ref_of(row), (row.kind, row.unique_key)
         if not _fits(verb, row):
             why = str(interventions.refusal(row, connection, dialect, verb))
             refused.append(Refused(job_id=row.id, why=why))
@@ -117,22 +120,7 @@ def _judge(
     return done, refused
 
 
-_Key: TypeAlias = "tuple[str, str | None]"
-
-
 def _fits(verb: str, row: sa.Row[Any]) -> bool:
     if row.state not in PEOPLES_VERBS[verb]:
         return False
     return verb != "skip" or row.sequence_open is not None or row.dead_letter is not None
-
-
-def _holders(
-    connection: Connection, dialect: Dialect, rows: Sequence[sa.Row[Any]]
-) -> dict[_Key, JobRef]:
-    """The active jobs that hold unique keys of these jobs."""
-    keys = sorted({(row.kind, row.unique_key) for row in rows if row.unique_key is not None})
-    if not keys:
-        return {}
-    bound = dialect.syntax.bind("keys", statements.KEY, keys)
-    held = connection.execute(dialect.sql.holders, bound)
-    return {(row.kind, row.unique_key): interventions.ref_of(row) for row in held}

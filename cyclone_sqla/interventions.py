@@ -24,6 +24,7 @@ from cyclone_sqla.errors import (
 )
 from cyclone_sqla.job_spec import MAX_ID, JobRef
 from cyclone_sqla.lifecycle import PEOPLES_VERBS, State
+from cyclone_sqla.operations import holders_of, ref_of
 
 
 def cancel(connection: Connection, dialect: Dialect, job_id: int, by: str | None) -> JobRef:
@@ -124,10 +125,9 @@ def refusal(
 ) -> InvalidTransitionError | DuplicateError:
     """Why a verb does not fit a job as it is now."""
     if verb == "replay" and row.unique_key is not None and State(row.state).is_terminal:
-        bound = dialect.syntax.bind("keys", statements.KEY, [(row.kind, row.unique_key)])
-        holder = connection.execute(dialect.sql.holders, bound).first()
-        if holder is not None:
-            return DuplicateError([Duplicate(0, row.kind, row.unique_key, ref_of(holder))])
+        key = (row.kind, row.unique_key)
+        if holder := holders_of(connection, dialect, [key]).get(key):
+            return DuplicateError([Duplicate(0, *key, holder)])
     if verb == "skip" and row.state in PEOPLES_VERBS[verb]:
         return InvalidTransitionError(
             f"job {row.id} is {row.state}, but halts no sequence and is no dead letter, so there "
@@ -149,11 +149,6 @@ PARTICIPLES: Mapping[str, str] = {
     "reschedule": "rescheduled",
 }
 """What a job is when a verb was done to it."""
-
-
-def ref_of(row: sa.Row[Any]) -> JobRef:
-    """A job as the answer to a verb."""
-    return JobRef(row.id, row.kind, row.queue, created=False, state=State(row.state))
 
 
 # ---- queues --------------------------------------------------------------------------------------

@@ -304,7 +304,7 @@ def _insert_all(
     _check_positions(connection, dialect, specs.values())
     keys = {i: (spec.kind, spec.unique) for i, spec in specs.items() if spec.unique is not None}
     firsts = _firsts(keys)
-    held = _holders(connection, dialect, firsts)
+    held = holders_of(connection, dialect, firsts)
     _refuse_duplicates(specs, keys, held)
     firsts = {key: i for key, i in firsts.items() if key not in held}
     new = {
@@ -396,25 +396,26 @@ def _holders_met(
     connection: Connection, dialect: Dialect, keys: Collection[_Key]
 ) -> dict[_Key, JobRef]:
     """The holders that an insert has just met."""
-    holders = _holders(connection, dialect, keys)
+    holders = holders_of(connection, dialect, keys)
     if len(holders) < len(keys):
         raise _KeyFreed  # a holder has ended
     return holders
 
 
-def _holders(
+def holders_of(
     connection: Connection, dialect: Dialect, keys: Collection[_Key]
 ) -> dict[_Key, JobRef]:
     """Who holds these unique keys now."""
     if not keys:
         return {}
     bound = dialect.syntax.bind("keys", statements.KEY, list(keys))
-    return {
-        (row.kind, row.unique_key): JobRef(
-            row.id, row.kind, row.queue, created=False, state=State(row.state)
-        )
-        for row in connection.execute(dialect.sql.holders, bound)
-    }
+    found = connection.execute(dialect.sql.holders, bound)
+    return {(row.kind, row.unique_key): ref_of(row) for row in found}
+
+
+def ref_of(row: sa.Row[Any]) -> JobRef:
+    """A job that was there before."""
+    return JobRef(row.id, row.kind, row.queue, created=False, state=State(row.state))
 
 
 def _created(spec: JobSpec, row: sa.Row[Any]) -> JobRef:

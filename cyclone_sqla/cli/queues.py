@@ -10,7 +10,7 @@ from cyclone_sqla.cli.access import access_to, acts
 from cyclone_sqla.cli.failures import EXIT_CODES
 from cyclone_sqla.cli.machine import print_json
 from cyclone_sqla.cli.options import Target, takes_target
-from cyclone_sqla.cli.texts import brief, short
+from cyclone_sqla.cli.texts import brief, paused_by, short
 from cyclone_sqla.figures import QueueFigures
 from cyclone_sqla.lifecycle import State
 
@@ -57,9 +57,7 @@ _SHOWN = (State.PENDING, State.AVAILABLE, State.RUNNING, State.PAUSED)
 
 def _row(queue: QueueFigures) -> tuple[object, ...]:
     counts = (brief(queue.jobs[state]) for state in _SHOWN)
-    paused = None
-    if queue.paused_at is not None:
-        paused = "paused" + (f" by {queue.paused_by}" if queue.paused_by else "")
+    paused = None if queue.paused_at is None else paused_by(queue.paused_by)
     return queue.name, *counts, short(queue.waits_since), queue.slots, paused
 
 

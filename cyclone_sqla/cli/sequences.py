@@ -10,7 +10,7 @@ from cyclone_sqla.cli.access import access_to, acts
 from cyclone_sqla.cli.failures import EXIT_CODES
 from cyclone_sqla.cli.machine import print_json
 from cyclone_sqla.cli.options import Target, takes_target
-from cyclone_sqla.cli.texts import brief, in_state, short
+from cyclone_sqla.cli.texts import brief, in_state, paused_by, short
 from cyclone_sqla.figures import HaltedSequence, SequenceFigures
 
 
@@ -103,7 +103,7 @@ def _row(line: SequenceFigures) -> tuple[object, ...]:
     if line.is_halted:
         notes.append("halted")
     if line.paused_at is not None:
-        notes.append("paused" + (f" by {line.paused_by}" if line.paused_by else ""))
+        notes.append(paused_by(line.paused_by))
     if head is None:
         return line.key, None, None, None, None, brief(line.waiting), ", ".join(notes)
     place = (line.key, head.id, head.kind, in_state(head.state, head.waits_for), short(head.since))

@@ -30,3 +30,8 @@ def brief(count: Count) -> str:
 def in_state(state: str, waits_for: str | None) -> str:
     """ "available", "pending: turn"."""
     return state if waits_for is None else f"{state}: {waits_for}"
+
+
+def paused_by(who: str | None) -> str:
+    """Of a queue or sequence that is paused, in a note."""
+    return "paused" + (f" by {who}" if who else "")
