@@ -134,6 +134,19 @@ class LineStatements(StatementSet):
         that somebody has locked, or that has left the line since, is not waited for: what remains
         is a debt.
         """
+        job, line = self.next_in_line()
+        promoted = self.syntax.locked(line.order_by(job.c.id), job, "promoted")
+        return (
+            sa.update(self.job)
+            .where(self.job.c.id == promoted.c.id)
+            .values(**self._promotion(), admitted=sa.true(), updated_at=self.now())
+            .returning(*self._placed)
+        )
+
+    def next_in_line(self) -> tuple[sa.FromClause, sa.Select[Any]]:
+        """For each listed job that has left its line without a successor: the id of the first in
+        the line, if it may lead, and the alias of its row.
+        """
         given, left = self.syntax.rows("released", ID), self.job.alias("left")
         first = self._first_of(left.c.sequence_key, left)
         firsts = (
@@ -142,18 +155,8 @@ class LineStatements(StatementSet):
             .cte("firsts")
         )
         job = self.job.alias("first_in_line")
-        locked = (
-            select(job.c.id)
-            .where(self.syntax.one_of(job.c.id, select(firsts.c.first)), self._may_lead(job))
-            .order_by(job.c.id)
-        )
-        promoted = self.syntax.locked(locked, job, "promoted")
-        return (
-            sa.update(self.job)
-            .where(self.job.c.id == promoted.c.id)
-            .values(**self._promotion(), admitted=sa.true(), updated_at=self.now())
-            .returning(*self._placed)
-        )
+        is_first = self.syntax.one_of(job.c.id, select(firsts.c.first))
+        return job, select(job.c.id).where(is_first, self._may_lead(job))
 
     @cached_property
     def keep_as_debt(self) -> Any:
@@ -484,22 +487,26 @@ class LineStatements(StatementSet):
         is paused, one that was cancelled in a halting sequence halts it.
         """
         job = self.job
-        waited = sa.and_(
-            job.c.state == word(State.PENDING),
-            job.c.waits_for.in_([word(WaitsFor.ADMISSION), word(WaitsFor.TURN)]),
-        )
-        is_paused = self.is_paused(job)
+        waited, is_paused = self._waited(job), self.is_paused(job)
         is_due = job.c.run_at <= self.now()
         return {
-            "state": sa.case(
-                (sa.and_(waited, is_due, ~is_paused), word(State.AVAILABLE)), else_=job.c.state
-            ),
+            "state": sa.case((self.is_ready(job), word(State.AVAILABLE)), else_=job.c.state),
             "waits_for": sa.case(
                 (~waited, job.c.waits_for),
                 (is_paused, word(WaitsFor.TURN)),
                 (~is_due, word(WaitsFor.TIME)),
             ),
         }
+
+    def is_ready(self, job: Any) -> ColumnElement[bool]:
+        """Whether the job, as the head of its line, has nothing more to wait for."""
+        return sa.and_(self._waited(job), job.c.run_at <= self.now(), ~self.is_paused(job))
+
+    def _waited(self, job: Any) -> ColumnElement[bool]:
+        return sa.and_(
+            job.c.state == word(State.PENDING),
+            job.c.waits_for.in_([word(WaitsFor.ADMISSION), word(WaitsFor.TURN)]),
+        )
 
     def is_paused(self, job: Any) -> ColumnElement[bool]:
         """Whether the job's sequence is paused."""

@@ -27,7 +27,7 @@ from cyclone_sqla.admission import (
     owing,
 )
 from cyclone_sqla.context import ClaimedJob
-from cyclone_sqla.dialects import Dialect, Rows, Step
+from cyclone_sqla.dialects import Dialect, Rows, Step, Turn
 from cyclone_sqla.errors import (
     CycloneError,
     Duplicate,
@@ -479,6 +479,8 @@ class Claiming:
     kinds: Sequence[str]
     worker: str
     lease_length: timedelta
+    hands_over: bool = False
+    """Whether the next in line of a head that ends may be claimed before those that wait longer."""
 
     @property
     def params(self) -> dict[str, Any]:
@@ -507,12 +509,32 @@ def settle_and_claim(
     if not all(_is_plain(s) for s in settlements):
         settled = settle(connection, dialect, settlements, history_limit=history_limit)
         return settled, claim(connection, dialect, wanted)
-    steps = _completing(dialect, settlements)
-    done, rows = dialect.run_and_claim(connection, steps, wanted.slots, wanted.params)
-    settled, asked = _judge_completed(connection, dialect, settlements, done)
+    turn = _take_turn(connection, dialect, settlements, wanted)
+    settled, asked = _judge_completed(connection, dialect, settlements, turn)
     if asked:
         settled.add(settle(connection, dialect, asked, history_limit=history_limit))
-    return settled, _all_claimed(rows)
+    return settled, _all_claimed(turn.claimed)
+
+
+def _take_turn(
+    connection: Connection, dialect: Dialect, settlements: Sequence[Settlement], wanted: Claiming
+) -> Turn:
+    heads = _heads_among(settlements)
+    done = _completed_values(dialect, settlements)
+    done |= dialect.syntax.bind("released", statements.ID, [(job_id,) for job_id in heads])
+    hands_over = wanted.hands_over and len(heads) == len(settlements) == 1
+    turn = dialect.take_turn(connection, done, wanted.slots, wanted.params, hands_over=hands_over)
+    if turn is not None:
+        return turn
+    steps = _completing(dialect, settlements)
+    rows, claimed = dialect.run_and_claim(connection, steps, wanted.slots, wanted.params)
+    return _turn_of(rows, claimed)
+
+
+def _turn_of(rows: Sequence[Rows], claimed: Rows = ()) -> Turn:
+    """``rows`` are those of the steps of :func:`_completing`."""
+    written, *handed_on = rows
+    return Turn([row.id for row in written], has_delayed(new_heads(handed_on)), claimed)
 
 
 def _all_claimed(rows: Iterable[Any]) -> list[ClaimedJob]:
@@ -539,7 +561,7 @@ def _claimed(row: Any) -> ClaimedJob:
         sequence_key=row.sequence_key,
         tenant=row.tenant,
         trace_id=row.trace_id,
-        headers=row.headers or {},
+        headers=json.loads(row.headers) if row.headers else {},
     )
 
 
@@ -723,30 +745,35 @@ def _complete(
     after_release: AfterRelease,
 ) -> tuple[Settled, list[Settlement]]:
     """Write the ends of runs that returned; those asked to stop are left as they are, and named."""
-    done = dialect.run(connection, _completing(dialect, settlements, after_release))
-    return _judge_completed(connection, dialect, settlements, done)
+    rows = dialect.run(connection, _completing(dialect, settlements, after_release))
+    return _judge_completed(connection, dialect, settlements, _turn_of(rows))
 
 
 def _completing(
     dialect: Dialect, settlements: Sequence[Settlement], after_release: AfterRelease = handing_on
 ) -> list[Step]:
     """The statements that write these ends."""
-    rows = [(s.job_id, s.lease, _result(s.outcome)) for s in settlements]
-    bound = dialect.syntax.bind("done", statements.COMPLETED, rows)
-    complete = Step(dialect.sql.complete, {**bound, "now": dialect.now()})
-    heads = [s.job_id for s in settlements if s.sequence_key is not None]
+    values = _completed_values(dialect, settlements)
+    complete = Step(dialect.sql.complete, {**values, "now": dialect.now()})
+    heads = _heads_among(settlements)
     return [complete, *after_release(dialect, heads)] if heads else [complete]
 
 
+def _completed_values(dialect: Dialect, settlements: Sequence[Settlement]) -> dict[str, Any]:
+    rows = [(s.job_id, s.lease, _result(s.outcome)) for s in settlements]
+    return dialect.syntax.bind("done", statements.COMPLETED, rows)
+
+
+def _heads_among(settlements: Sequence[Settlement]) -> list[int]:
+    return [s.job_id for s in settlements if s.sequence_key is not None]
+
+
 def _judge_completed(
-    connection: Connection,
-    dialect: Dialect,
-    settlements: Sequence[Settlement],
-    done: Sequence[Rows],
+    connection: Connection, dialect: Dialect, settlements: Sequence[Settlement], turn: Turn
 ) -> tuple[Settled, list[Settlement]]:
-    """``done`` are the rows of the steps of :func:`_completing`."""
-    written, *handed_on = done
-    missing = _missing(settlements, written)
+    """What became of each, and those that were asked to stop and are left as they are."""
+    states = dict.fromkeys(turn.settled, State.COMPLETED)
+    missing = [s for s in settlements if s.job_id not in states]
     found = _leases_of(connection, dialect, [s.job_id for s in missing])
     asked = [
         s
@@ -754,8 +781,8 @@ def _judge_completed(
         if _is_held(found.get(s.job_id), s.lease)
         and found[s.job_id].cancel_requested_at is not None
     ]
-    settled = _judged(written, [s for s in missing if s not in asked], found)
-    settled.has_delayed = has_delayed(new_heads(handed_on))
+    settled = _judged(states, [s for s in missing if s not in asked], found)
+    settled.has_delayed = turn.has_delayed
     return settled, asked
 
 
@@ -775,9 +802,10 @@ def _release(
     bound = dialect.syntax.bind("ended", statements.RELEASED, rows)
     written = connection.execute(statement, {**bound, "now": dialect.now()}).all()
     heads = hand_on(connection, dialect, _released(written), after_release)
-    missing = _missing(settlements, written)
+    states = {row.id: State(row.state) for row in written}
+    missing = [s for s in settlements if s.job_id not in states]
     found = _leases_of(connection, dialect, [s.job_id for s in missing])
-    settled = _judged(written, missing, found)
+    settled = _judged(states, missing, found)
     settled.has_delayed = has_delayed(heads)
     _write_history(connection, dialect, settlements, settled.states, history_limit)
     return settled
@@ -788,18 +816,13 @@ def _released(written: Rows) -> list[int]:
     return [row.id for row in written if row.sequence_key is not None and row.sequence_open is None]
 
 
-def _missing(settlements: Sequence[Settlement], written: Rows) -> list[Settlement]:
-    done = {row.id for row in written}
-    return [s for s in settlements if s.job_id not in done]
-
-
 def _judged(
-    written: Rows,
+    states: dict[int, State],
     missing: Sequence[Settlement],
     found: Mapping[int, sa.Row[Any]],
 ) -> Settled:
     """Tell apart what was written, what somebody has locked just now, and what was fenced off."""
-    settled = Settled({row.id: State(row.state) for row in written})
+    settled = Settled(states)
     for s in missing:
         row = found.get(s.job_id)
         if _is_held(row, s.lease):

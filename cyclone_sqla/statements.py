@@ -27,6 +27,7 @@ from cyclone_sqla.models import (
     IS_OVER,
     IS_RUNNING,
     Duration,
+    JsonText,
     Tables,
     Timestamp,
 )
@@ -449,15 +450,19 @@ class Statements(StatementSet):
 
     @property
     def claimed(self) -> tuple[ColumnElement[Any], ...]:
-        """What a run needs to know of its job; the deadline is judged by the claim's own clock."""
+        """What a run needs to know of its job; the deadline is judged by the claim's own clock.
+
+        As the driver gives it: not every claim is answered through SQLAlchemy's types.
+        """
         job = self.job.c
         names = (
             "id", "kind", "queue", "priority", "arguments", "attempt", "max_attempts", "snoozes",
             "lease", "run_at", "created_at", "deadline", "timeout", "unique_key", "tenant",
-            "trace_id", "headers", "sequence_key",
+            "trace_id", "sequence_key",
         )  # fmt: skip
+        headers = sa.type_coerce(job.headers, JsonText()).label("headers")
         time_left = minus_time(job.deadline, self.now()).label("time_left")
-        return (*(job[name] for name in names), time_left)
+        return (*(job[name] for name in names), headers, time_left)
 
     def may_start(self, job: Any) -> ColumnElement[bool]:
         """False in a paused sequence: asked inside the claim too, since a head can be made ready by
@@ -569,7 +574,7 @@ class Statements(StatementSet):
         partial index says that it is not.
         """
         job = self.job.c
-        return job.id, job.state, job.sequence_key, job.sequence_open
+        return job.id, job.state, job.sequence_key, job.sequence_open, job.position
 
     def _leave_line(self, stays: ColumnElement[bool]) -> dict[str, Any]:
         """A head is released from its line, unless it stays at its place."""

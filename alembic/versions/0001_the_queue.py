@@ -81,25 +81,20 @@ def create_jobs(op: Operations, schema: str | None) -> None:
         sa.Column("failed_at", TIMESTAMP),
         sa.Column("finished_at", TIMESTAMP),
         sa.CheckConstraint(
-            "state IN ('pending', 'available', 'running', 'paused', "
-            "'completed', 'discarded', 'cancelled')",
+            "CASE WHEN finished_at IS NULL "
+            "THEN state IN ('pending', 'available', 'running', 'paused') "
+            "ELSE state IN ('completed', 'discarded', 'cancelled') END",
             name="cyclone_job_state_check",
         ),
         sa.CheckConstraint(
-            "(state = 'pending' AND waits_for IN "
-            "('admission', 'turn', 'time', 'retry', 'dependencies')) "
-            "OR (state <> 'pending' AND waits_for IS NULL)",
+            "(state = 'pending') = (waits_for IS NOT NULL) "
+            "AND waits_for IN ('admission', 'turn', 'time', 'retry', 'dependencies')",
             name="cyclone_job_waits_for_check",
         ),
         sa.CheckConstraint(
-            "(state = 'running' AND leased_until IS NOT NULL AND worker IS NOT NULL) "
-            "OR (state <> 'running' AND leased_until IS NULL)",
+            "(state = 'running') = (leased_until IS NOT NULL) "
+            "AND (leased_until IS NULL OR worker IS NOT NULL)",
             name="cyclone_job_lease_check",
-        ),
-        sa.CheckConstraint(
-            "(state IN ('completed', 'discarded', 'cancelled') AND finished_at IS NOT NULL) "
-            "OR (state IN ('pending', 'available', 'running', 'paused') AND finished_at IS NULL)",
-            name="cyclone_job_finished_check",
         ),
         sa.CheckConstraint(
             "sequence_key IS NULL OR admitted IS NOT NULL OR state NOT IN ('available', 'running')",

@@ -51,6 +51,16 @@ class Step(NamedTuple):
     params: Mapping[str, Any]
 
 
+class Turn(NamedTuple):
+    """What a worker's turn did: the ids of the jobs that it settled, whether the head of a sequence
+    waits for its time now, and the rows of the jobs that it claimed.
+    """
+
+    settled: Sequence[int]
+    has_delayed: bool
+    claimed: Rows
+
+
 class Dialect(ABC):
     """One database's way of doing what is not the same everywhere, for one schema."""
 
@@ -175,8 +185,10 @@ class Dialect(ABC):
         return None
 
     @abstractmethod
-    def hold(self, engine: Engine, settings: WorkerSettings) -> WorkerConnection:
-        """A connection that a loop keeps for its life."""
+    def hold(
+        self, engine: Engine, settings: WorkerSettings, *, takes_turns: bool = False
+    ) -> WorkerConnection:
+        """A connection that a loop keeps for its life; ``takes_turns`` if for :meth:`take_turn`."""
 
     def may_find_work(
         self, connection: Connection, queues: Collection[str], kinds: Collection[str]
@@ -206,6 +218,23 @@ class Dialect(ABC):
     ) -> tuple[list[Rows], Rows]:
         """:meth:`run`, then :meth:`claim`."""
         return self.run(connection, steps), self.claim(connection, slots, params)
+
+    def take_turn(
+        self,
+        connection: Connection,
+        done: Mapping[str, Any],
+        slots: Mapping[str, int],
+        params: Mapping[str, Any],
+        *,
+        hands_over: bool,
+    ) -> Turn | None:
+        """Settle runs that returned, hand on, and claim, by one call; None where it can't be had.
+
+        ``done`` are the values of ``complete`` and of what follows a release. One that
+        ``hands_over`` gives the next in line of a lone head to this worker without asking who else
+        waits.
+        """
+        return None
 
     def call_workers(  # noqa: B027 - some have nobody to tell
         self, connection: Connection, queues: Collection[str]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -43,13 +44,9 @@ class Pipeline:
         ]
         if is_between_transactions(connection):
             calls = [partial(driver.execute, BEGIN), *calls, partial(driver.execute, "COMMIT")]
-        base = connection.dialect.loaded_dbapi.Error
-        try:
-            cursors = _send(driver, calls, base)
+        with driver_errors(connection):
+            cursors = _send(driver, calls, connection.dialect.loaded_dbapi.Error)
             rows: list[Rows] = [c.fetchall() if c.description else () for c in cursors]
-        except base as exc:
-            # Without a statement: any of them may have failed.
-            raise DBAPIError.instance(None, None, exc, base, dialect=connection.dialect) from exc
         return rows[1:-1] if len(calls) > len(steps) else rows
 
     def _call(self, connection: Connection, cursor: Any, step: Step) -> Callable[[], Any]:
@@ -85,6 +82,18 @@ def _compiled(statement: Any, dialect: SqlalchemyDialect) -> _Compiled:
         if (process := parameter.type.dialect_impl(dialect).bind_processor(dialect)) is not None
     }
     return _Compiled(str(compiler), compiler, processors)
+
+
+@contextmanager
+def driver_errors(connection: Connection) -> Generator[None]:
+    """Raises SQLAlchemy's errors for those of the driver, without a statement: it may be any of
+    several.
+    """
+    base = connection.dialect.loaded_dbapi.Error
+    try:
+        yield
+    except base as exc:
+        raise DBAPIError.instance(None, None, exc, base, dialect=connection.dialect) from exc
 
 
 def is_between_transactions(connection: Connection) -> bool:

@@ -22,11 +22,13 @@ from cyclone_sqla.dialects.base import (
     HintMode,
     Rows,
     Step,
+    Turn,
     WorkerConnection,
     async_engine_like,
     connecting_like,
     session_pool,
 )
+from cyclone_sqla.dialects.hand_over import TurnFunction
 from cyclone_sqla.dialects.pipeline import BEGIN, Pipeline, is_between_transactions
 from cyclone_sqla.errors import ConfigurationError, TransactionError
 from cyclone_sqla.hint_senders import (
@@ -209,8 +211,11 @@ class PostgresDialect(Dialect):
                 "This server is a read-only standby: point the worker at the primary"
             )
 
-    def hold(self, engine: Engine, settings: WorkerSettings) -> WorkerConnection:
-        return PostgresConnection(engine, plans_once=settings.prepare)
+    def hold(
+        self, engine: Engine, settings: WorkerSettings, *, takes_turns: bool = False
+    ) -> WorkerConnection:
+        turns = self.turns if takes_turns and settings.prepare else None
+        return PostgresConnection(engine, plans_once=settings.prepare, turns=turns)
 
     def claim(
         self, connection: Connection, slots: Mapping[str, int], params: Mapping[str, Any]
@@ -231,6 +236,20 @@ class PostgresDialect(Dialect):
     ) -> tuple[list[Rows], Rows]:
         *done, claimed = self.run(connection, [*steps, self._claiming(slots, params)])
         return done, claimed
+
+    def take_turn(
+        self,
+        connection: Connection,
+        done: Mapping[str, Any],
+        slots: Mapping[str, int],
+        params: Mapping[str, Any],
+        *,
+        hands_over: bool,
+    ) -> Turn | None:
+        if not connection.info.get(_HAS_TURNS):
+            return None
+        claiming = self._claiming(slots, params).params
+        return self.turns.call(connection, {**done, **claiming, "hands_over": hands_over})
 
     def _claiming(self, slots: Mapping[str, int], params: Mapping[str, Any]) -> Step:
         wanted = self.syntax.bind("wanted", _WANTED, list(slots.items()))
@@ -270,12 +289,34 @@ class PostgresDialect(Dialect):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._claim = self._build_claim()
+        self._claim = self._build_claim().returning(*self.sql.claimed)
         self._pipeline = Pipeline()
+        self.turns = TurnFunction(
+            complete=self.sql.complete,
+            advance=self.lines.advance,
+            next_to_claim=self._next_to_claim(),
+            admit_next=self.lines.admit_next,
+            keep_as_debt=self.lines.keep_as_debt,
+            claim=self._build_claim(bindparam("next_id", type_=BigInteger())),
+            claimed=self.sql.claimed,
+        )
 
-    def _build_claim(self) -> Any:
+    def _next_to_claim(self) -> Any:
+        """Of the line that a released head has left: the next, locked, if a claim would take it."""
+        job, line = self.lines.next_in_line()
+        kinds = bindparam("kinds_kind", type_=ARRAY(Text()))
+        queues = bindparam("wanted_queue", type_=ARRAY(Text()))
+        claimable = line.with_only_columns(job.c.id, job.c.queue).where(
+            self.lines.is_ready(job),
+            job.c.kind == sa.any_(kinds),
+            job.c.queue == sa.any_(queues),
+            self.sql.not_paused(job.c.queue),
+        )
+        return claimable.with_for_update(of=job, skip_locked=True, key_share=True)
+
+    def _build_claim(self, also: sa.ColumnElement[int] | None = None) -> sa.Update:
         """All queues in one statement; for each, the first of every known kind, then the first of
-        those.
+        those; and the job with the id ``also``, which becomes the head of its line.
 
         The limit inside each kind is why a wall of jobs of kinds that this worker does not know
         costs nothing. The picked ids go through an array: joined as a row source, their number is a
@@ -313,14 +354,18 @@ class PostgresDialect(Dialect):
             .scalar_subquery()
         )
         target = self.tables.job
-        lease = func.nextval(_regclass(self.tables.lease_sequence), type_=BigInteger())
-        return (
-            sa.update(target)
-            .where(target.c.id == sa.any_(func.array(picked, type_=ARRAY(BigInteger))))
-            .values(self.sql.claim_values(lease))
-            .returning(*self.sql.claimed)
+        ids = func.array(picked, type_=ARRAY(BigInteger))
+        values = self.sql.claim_values(
+            func.nextval(_regclass(self.tables.lease_sequence), type_=BigInteger())
         )
+        if also is not None:
+            ids = func.array_append(ids, also, type_=ARRAY(BigInteger))
+            values["admitted"] = sa.case((target.c.id == also, True), else_=target.c.admitted)
+        return sa.update(target).where(target.c.id == sa.any_(ids)).values(values)
 
+
+_HAS_TURNS = "cyclone_sqla_has_turns"
+"""Of a connection: whether it has a :class:`TurnFunction`."""
 
 _WANTED: Columns = {"queue": Text(), "slots": sa.Integer()}
 
@@ -343,12 +388,16 @@ class PostgresConnection(WorkerConnection):
     Where the server's or the role's own default is stricter, every step is such a transaction.
     """
 
-    def __init__(self, engine: Engine, *, plans_once: bool) -> None:
+    def __init__(
+        self, engine: Engine, *, plans_once: bool, turns: TurnFunction | None = None
+    ) -> None:
         """``plans_once``: the server keeps one plan for each prepared statement. Left to itself it
-        plans most of them at each execution, which takes longer than to run them.
+        plans most of them at each execution, which takes longer than to run them. ``turns`` is made
+        on the connection.
         """
         self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
         self._plans_once = plans_once
+        self._turns = turns
         self._connection: Connection | None = None
         self._is_strict = False
         self._lock = threading.Lock()
@@ -383,6 +432,8 @@ class PostgresConnection(WorkerConnection):
             self._is_strict = shown.scalar() not in ("read committed", "read uncommitted")
             if self._plans_once:
                 self._connection.exec_driver_sql("SET plan_cache_mode = force_generic_plan")
+            if self._turns is not None:
+                self._connection.info[_HAS_TURNS] = self._turns.create(self._connection)
         return self._connection
 
     def _drop(self) -> None:

@@ -279,7 +279,9 @@ class SqliteDialect(Dialect):
         path = next((row.file for row in databases if row.name == "main"), "")
         return Path(path) if path else None
 
-    def hold(self, engine: Engine, settings: WorkerSettings) -> WorkerConnection:
+    def hold(
+        self, engine: Engine, settings: WorkerSettings, *, takes_turns: bool = False
+    ) -> WorkerConnection:
         return SqliteConnection(engine, settings.effective_lock_timeout)
 
     def may_find_work(

@@ -28,6 +28,32 @@ YIELD = 0.001
 """After a large batch on SQLite the others waiting for the write lock get this many seconds."""
 
 
+CHAIN = 0.05
+"""For as many seconds at most, a line goes on in this worker before those that wait longer."""
+
+
+class HandOvers:
+    """Says when the next of a line may be claimed together with its head's end.
+
+    It passes those by that wait for a slot. So where some may do, its chain ends, and a turn of
+    theirs comes.
+    """
+
+    def __init__(self) -> None:
+        self._is_full = True
+        self._ends = 0.0
+
+    def may_go_on(self) -> bool:
+        """Whether nobody waits, or nobody has waited for long."""
+        return not self._is_full or time.monotonic() < self._ends
+
+    def note(self, wanted: Claiming, claimed: int) -> None:
+        """This many were claimed."""
+        self._is_full = claimed >= sum(wanted.slots.values())
+        if not wanted.hands_over:
+            self._ends = time.monotonic() + CHAIN
+
+
 class Work:
     """One round settles the runs that have ended, claims as many jobs as there are free slots, and
     starts them.
@@ -61,6 +87,7 @@ class Work:
         self._due_in = due_in
         self._renew_now = renew_now
         self._linger = Linger(poll)
+        self._hand_overs = HandOvers()
         self._finished: SimpleQueue[Finished] = executor.finished
         self._was_called = False
         self._is_uncertain = False
@@ -113,8 +140,10 @@ class Work:
         claimed: list[ClaimedJob] = []
         with self._held.step() as connection:
             if slots:
-                wanted = Claiming(slots, self._kinds, self._worker, self._lease)
+                hands_over = self._hand_overs.may_go_on()
+                wanted = Claiming(slots, self._kinds, self._worker, self._lease, hands_over)
                 settled, claimed = self._settler.write_and_claim(connection, batch, wanted)
+                self._hand_overs.note(wanted, len(claimed))
             else:
                 settled = self._settler.write(connection, batch)
         self._holdings.take(claimed)

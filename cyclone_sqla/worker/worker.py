@@ -244,8 +244,11 @@ class _Parts:
             at_end=self.sessions.dispose_async,
         )
         self.settler = Settler(self.dialect, self.holdings, worker.id, settings.history_limit)
-        self.connections = [self.dialect.hold(self.engine, settings) for _ in range(4)]
-        work_connection, lease_connection, stage_connection, care_connection = self.connections
+        work_connection = self.dialect.hold(self.engine, settings, takes_turns=True)
+        lease_connection, stage_connection, care_connection = (
+            self.dialect.hold(self.engine, settings) for _ in range(3)
+        )
+        self.connections = [work_connection, lease_connection, stage_connection, care_connection]
         self._ending = threading.Event()
         contact = Contact(settings.renew_interval + settings.poll)
         self.stager = Stager(

@@ -213,7 +213,7 @@ def unlucky_worker(site: Site, beginning: str, **settings: object) -> Iterator[W
 
 
 CLAIM = "UPDATE cyclone_job SET state='running'"
-COMPLETE = "WITH picked AS MATERIALIZED"
+TURN = "SELECT * FROM pg_temp.cyclone_turn"
 
 
 def test_jobs_whose_claim_was_not_answered_are_given_back_with_their_attempt(
@@ -243,7 +243,7 @@ def test_an_end_whose_commit_was_not_answered_is_not_reported_as_a_lost_lease(
 
     site.action(work, backoff=Constant(3_600), max_attempts=1 if ending == "discards" else 5)
     job_id = site.enqueue()
-    statement = "WITH picked AS MATERIALIZED" if ending == "returns" else "COMMIT"
+    statement = TURN if ending == "returns" else "COMMIT"
     state = {"returns": "completed", "fails": "pending", "discards": "discarded"}[ending]
     with unlucky_worker(site, statement):
         site.wait_for(job_id, state)
@@ -264,7 +264,7 @@ def test_an_end_whose_commit_was_not_answered_is_not_reported_as_a_lost_lease(
 def test_a_deadlock_or_serialization_failure_is_run_again_and_is_no_outage(
     site: Site, state: str, statement: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    beginning = CLAIM if statement == "claim" else COMPLETE
+    beginning = CLAIM if statement == "claim" else TURN
     engine = site.database.engine(pool_size=6)
     failed: list[str] = []
 

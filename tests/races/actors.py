@@ -4,6 +4,7 @@ stays open until it is told to end.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
@@ -169,7 +170,7 @@ class Worker:
     def __init__(self, race: Race, name: str) -> None:
         self._race = race
         self.name = name
-        self._held = race.dialect.hold(race.worker_engine, race.settings)
+        self._held = race.dialect.hold(race.worker_engine, race.settings, takes_turns=True)
         self._stack: ExitStack | None = None
         self._connection: Connection | None = None
 
@@ -251,18 +252,27 @@ class Worker:
 
     def claim(self, count: int = 10) -> list[ClaimedJob]:
         """Claim jobs."""
-        return operations.claim(self.connection, self._race.dialect, self._wanted(count))
+        return operations.claim(self.connection, self._race.dialect, self.wanted(count))
 
     def complete_and_claim(self, jobs: list[ClaimedJob], count: int) -> list[ClaimedJob]:
-        """Settle runs as completed and claim others, as a busy worker does."""
-        batch = self._settlements([(job, Completed(None)) for job in jobs])
+        """Settle runs as completed and claim others, as a busy worker does: the next of a lone
+        head's line first.
+        """
+        batch, wanted = self.ends_of(jobs), self.wanted(count, hands_over=True)
         _, claimed = operations.settle_and_claim(
-            self.connection, self._race.dialect, batch, self._wanted(count), history_limit=5
+            self.connection, self._race.dialect, batch, wanted, history_limit=5
         )
         return claimed
 
-    def _wanted(self, count: int) -> Claiming:
-        return Claiming({"default": count}, ["work"], self.name, LEASE)
+    def wanted(
+        self, count: int, *, kinds: Collection[str] = ("work",), hands_over: bool = False
+    ) -> Claiming:
+        """What it asks for."""
+        return Claiming({"default": count}, list(kinds), self.name, LEASE, hands_over)
+
+    def ends_of(self, jobs: list[ClaimedJob], result: str | None = None) -> list[Settlement]:
+        """Ends of runs that returned."""
+        return self._settlements([(job, Completed(result)) for job in jobs])
 
     def settle(self, *jobs: ClaimedJob, outcome: Outcome | None = None) -> Settled:
         """Settle runs as completed, or with another outcome."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from cyclone_sqla import JobSpec, admission, operations
+from cyclone_sqla import Job, JobSpec, admission, operations
 from cyclone_sqla.dialects import Dialect
 from cyclone_sqla.dialects.postgresql import PostgresDialect
+from cyclone_sqla.statements import COMPLETED
 from tests.races.actors import Race
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -193,3 +195,32 @@ def test_the_next_of_the_hot_key_itself_costs_no_more(crowded: Race) -> None:
     worker.commit()
     assert_flat(plans(crowded, lambda: worker.settle(job)), limit=100)
     worker.commit()
+
+
+def test_what_a_turn_of_a_lone_head_is_made_of_looks_at_no_blocked_job(crowded: Race) -> None:
+    assert isinstance(crowded.dialect, PostgresDialect)
+    turns, syntax = crowded.dialect.turns, crowded.dialect.syntax
+    application, worker = crowded.application(), crowded.worker()
+    first, second = (application.enqueue("x") for _ in range(2))
+    application.commit()
+    worker.settle_down()
+    (job,) = [job for job in worker.claim(4000) if job.id == first]
+    worker.commit()
+    found: list[int] = []
+
+    def turn() -> None:
+        now = {"now": crowded.dialect.now()}
+        done = syntax.bind("done", COMPLETED, [(job.id, job.lease, None)])
+        worker.connection.execute(turns.complete, {**done, **now})
+        served = {"kinds_kind": ["work"], "wanted_queue": ["default"], "wanted_slots": [4000]}
+        released = {"released_id": [job.id], **served, **now}
+        next_id, _ = worker.connection.execute(turns.next_to_claim, released).one()
+        lease = {"claimed_by": "worker", "lease_length": timedelta(minutes=1)}
+        claim = turns.claim.returning(Job.id)
+        values = {**served, **lease, **now, "next_id": next_id}
+        found.extend(worker.connection.scalars(claim, values))
+
+    assert_flat(plans(crowded, turn), limit=100)
+    assert found == [second]
+    worker.commit()
+    crowded.check()

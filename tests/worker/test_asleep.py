@@ -199,21 +199,21 @@ def test_a_head_whose_claim_was_not_answered_runs_in_its_place_without_a_burnt_a
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """One round trip settled the head before it, handed the place on and claimed it."""
+    """One call settled the head before it, handed the place on and claimed it."""
     lost: list[int] = []
-    run_and_claim = PostgresDialect.run_and_claim
+    take_turn = PostgresDialect.take_turn
 
-    def lose_a_reply(self: Any, connection: sa.Connection, *args: Any) -> Any:
-        answer = run_and_claim(self, connection, *args)
-        if answer[1] and not lost:
-            lost.extend(row.id for row in answer[1])
+    def lose_a_reply(self: Any, connection: sa.Connection, *args: Any, **options: Any) -> Any:
+        answer = take_turn(self, connection, *args, **options)
+        if answer is not None and answer.claimed and not lost:
+            lost.extend(row.id for row in answer.claimed)
             driver: Any = connection.connection.driver_connection
             driver.close()
             reason = psycopg.OperationalError("the reply was lost")
             raise OperationalError(None, None, reason, connection_invalidated=True)
         return answer
 
-    monkeypatch.setattr(PostgresDialect, "run_and_claim", lose_a_reply)
+    monkeypatch.setattr(PostgresDialect, "take_turn", lose_a_reply)
     site = Site(postgresql_database, hints=False)
     runs: list[int] = []
 

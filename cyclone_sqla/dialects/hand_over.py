@@ -1,0 +1,182 @@
+"""A worker's turn as one function in PostgreSQL: settle, hand on, claim.
+
+Where a turn is about one job, most of its time is overhead: of seven statements, of their answers,
+and of a row version for a next in line that is made ready only to be claimed at once. The function
+has none of these. It is temporary, so that each connection makes its own, out of the very
+statements that are sent one by one elsewhere: it always is what this code means, and nobody has to
+migrate it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import sqlalchemy as sa
+from sqlalchemy import BindParameter, Connection
+from sqlalchemy.dialects.postgresql.base import PGCompiler, PGDialect
+
+from cyclone_sqla.dialects.base import Turn
+from cyclone_sqla.dialects.pipeline import driver_errors
+from cyclone_sqla.lifecycle import WaitsFor
+from cyclone_sqla.models import JsonText
+
+_NAME = "pg_temp.cyclone_turn"
+
+_PARAMETERS = {
+    "done_id": "bigint[]",
+    "done_lease": "bigint[]",
+    "done_result": "text[]",
+    "released_id": "bigint[]",
+    "hands_over": "boolean",
+    "wanted_queue": "text[]",
+    "wanted_slots": "integer[]",
+    "kinds_kind": "text[]",
+    "claimed_by": "text",
+    "lease_length": "interval",
+    "now": "timestamptz",
+}
+
+_VARIABLES = {*_PARAMETERS, "next_id"}
+"""The bound values of the statements that are the function's own, by their names there."""
+
+_CALL = "SELECT * FROM {}({})".format(
+    _NAME, ", ".join(f"%({name})s::{type_}" for name, type_ in _PARAMETERS.items())
+)
+
+
+_NO_VERDICT: list[sa.ColumnElement[Any]] = [
+    sa.literal_column("NULL::bigint[]"),
+    sa.literal_column("NULL::boolean"),
+]
+"""What stands in the rows of claimed jobs where the first row tells of the settled ones."""
+
+
+class TurnFunction(NamedTuple):
+    """What the function is made of: statements that name their bound values as it does.
+
+    ``next_to_claim`` finds an id and its queue, ``claim`` takes that job (``next_id``) too and
+    returns ``claimed``.
+    """
+
+    complete: Any
+    advance: Any
+    next_to_claim: Any
+    admit_next: Any
+    keep_as_debt: Any
+    claim: sa.Update
+    claimed: Sequence[sa.ColumnElement[Any]]
+
+    def create(self, connection: Connection) -> bool:
+        """Make it on this connection; False where the role may make nothing temporary."""
+        import psycopg
+        from psycopg.sql import Literal
+
+        driver: Any = connection.connection.driver_connection
+        columns = ", ".join(f"{column.name} {_type_of(column)}" for column in self.claimed)
+        parameters = ", ".join(f"_{name} {type_}" for name, type_ in _PARAMETERS.items())
+        try:
+            with driver.transaction():
+                driver.execute(
+                    f"CREATE FUNCTION {_NAME}({parameters}) "
+                    f"RETURNS TABLE (settled bigint[], has_delayed boolean, {columns}) "
+                    f"LANGUAGE plpgsql AS {Literal(self._body()).as_string(driver)}".encode()
+                )
+        except psycopg.errors.InsufficientPrivilege:
+            return False
+        return True
+
+    def call(self, connection: Connection, values: Mapping[str, Any]) -> Turn:
+        """Take a turn: its first row tells of the settled jobs, the others are the claimed."""
+        from psycopg.rows import namedtuple_row
+
+        driver: Any = connection.connection.driver_connection
+        given = {name: _as_text(value) for name, value in values.items()}
+        with driver_errors(connection):
+            cursor = driver.cursor(row_factory=namedtuple_row)
+            first, *claimed = cursor.execute(_CALL, given).fetchall()
+        return Turn(first.settled or (), bool(first.has_delayed), claimed)
+
+    def _body(self) -> str:
+        claim = self.claim.returning(*_NO_VERDICT, *self.claimed)
+        return f"""
+#variable_conflict use_column
+DECLARE
+    _is_numbered boolean;
+    _next_id bigint;
+    _next_queue text;
+    _count bigint;
+BEGIN
+    WITH done AS ({_text(self.complete)})
+    SELECT array_agg(done.id), bool_or(done.position IS NOT NULL)
+    INTO settled, _is_numbered FROM done;
+
+    IF cardinality(_released_id) > 0 AND settled IS NOT NULL THEN
+        IF _is_numbered THEN
+            {_text(self.advance)};
+        END IF;
+        IF _hands_over THEN
+            {_text(self.next_to_claim)} INTO _next_id, _next_queue;
+        END IF;
+        IF _next_id IS NULL THEN
+            WITH ahead AS ({_text(self.admit_next)})
+            SELECT count(*), bool_or(ahead.waits_for = '{WaitsFor.TIME}')
+            INTO _count, has_delayed FROM ahead;
+            IF _count < cardinality(_released_id) THEN
+                WITH owing AS ({_text(self.keep_as_debt)})
+                SELECT count(*) INTO _count FROM owing;
+            END IF;
+        ELSE
+            _count := array_position(_wanted_queue, _next_queue);
+            _wanted_slots[_count] := _wanted_slots[_count] - 1;
+        END IF;
+    END IF;
+    RETURN NEXT;
+    RETURN QUERY {_text(claim)};
+END
+"""
+
+
+class _BodyCompiler(PGCompiler):
+    """Writes a statement of the function: its own values by their names, others as they are."""
+
+    def visit_bindparam(self, bindparam: BindParameter[Any], *args: Any, **kwargs: Any) -> str:
+        if bindparam.key in _VARIABLES:
+            return f"_{bindparam.key}"
+        base: Any = super()  # has no types
+        return str(base.visit_bindparam(bindparam, *args, **{**kwargs, "literal_binds": True}))
+
+
+class _BodyDialect(PGDialect):
+    statement_compiler = _BodyCompiler
+    supports_statement_cache = True
+    default_paramstyle = "named"  # others double percent signs
+
+
+_DIALECT: sa.Dialect = cast("Any", _BodyDialect)()
+
+
+def _as_text(value: Any) -> Any:
+    """A list as the text that PostgreSQL reads: the driver's own way takes far longer."""
+    if not isinstance(value, list):
+        return value
+    elements = cast("list[int | str | None]", value)
+    return "{" + ",".join([_element_of(element) for element in elements]) + "}"
+
+
+def _element_of(value: int | str | None) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, int):
+        return str(value)
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _text(statement: Any) -> str:
+    return str(statement.compile(dialect=_DIALECT))
+
+
+def _type_of(column: sa.ColumnElement[Any]) -> str:
+    if isinstance(column.type, JsonText):  # is read as its text
+        return "text"
+    return column.type.compile(_DIALECT)

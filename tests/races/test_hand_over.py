@@ -1,0 +1,220 @@
+"""A head's end and the claim of the next in its line, by one call: it gives what a claim would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from cyclone_sqla.dialects.postgresql import PostgresDialect
+from cyclone_sqla.lifecycle import State
+from cyclone_sqla.operations import settle_and_claim
+from tests.races.actors import Application, Race, Worker
+from tests.races.test_admission import ON_THE_NEXT, claimed, line
+
+Act = Callable[[Application, int], Any]
+
+
+def updates_in(worker: Worker) -> int:
+    """How many rows of jobs its connection has updated, in its open transaction at least."""
+    look = "SELECT pg_stat_get_xact_tuples_updated('cyclone_job'::regclass)"
+    count = worker.connection.scalar(sa.text(look))
+    assert isinstance(count, int)
+    return count
+
+
+def test_the_next_in_line_is_claimed_as_it_becomes_the_head(race: Race) -> None:
+    first, second, third = line(race, 3)
+    worker = race.worker()
+    job = claimed(race, worker)
+    before = updates_in(worker)
+
+    (following,) = worker.complete_and_claim([job], 1)
+
+    assert updates_in(worker) - before == 2, "the next was made ready before it was claimed"
+    worker.commit()
+    race.check()
+    assert (following.id, following.attempt, following.sequence_key) == (second, 1, "k")
+    assert following.lease > job.lease
+    assert [race.state(id_) for id_ in (first, second, third)] == [
+        "completed", "running", "pending/turn",
+    ]  # fmt: skip
+
+
+def test_a_hand_over_takes_one_of_the_free_slots(race: Race) -> None:
+    worker = race.worker()
+    _, second = line(race, 2)
+    job = claimed(race, worker)
+    others = [line(race, 1, key=f"other-{n}")[0] for n in range(3)]
+
+    following = worker.complete_and_claim([job], 3)
+    worker.commit()
+
+    assert sorted(job.id for job in following) == [second, *others[:2]]
+
+
+NOT_YET: dict[str, tuple[Act, str]] = {
+    "a later time": (
+        lambda person, id_: person.act("reschedule", id_, process_in=60),
+        "pending/time",
+    ),
+    "a pause": (lambda person, id_: person.act("pause", id_), "paused"),
+    "a pause of the sequence": (
+        lambda person, _: person.act("pause_sequence", "k"),
+        "pending/turn",
+    ),
+    "a pause of the queue": (lambda person, _: person.act("pause_queue", "default"), "available"),
+}
+
+
+@pytest.mark.parametrize("why", NOT_YET)
+def test_what_a_claim_would_not_take_becomes_the_head_and_is_not_handed_over(
+    race: Race, why: str
+) -> None:
+    act, state = NOT_YET[why]
+    _, second, third = line(race, 3)
+    worker, person = race.worker(), race.application()
+    job = claimed(race, worker)
+    act(person, second)
+    person.commit()
+    if race.state(second) == "pending/admission":  # the act sent it back in line
+        worker.settle_down()
+
+    assert worker.complete_and_claim([job], 5) == []
+    worker.commit()
+
+    race.check()
+    assert (race.state(second), race.state(third)) == (state, "pending/turn")
+    assert [row.id for row in race.rows() if row.admitted] == [second]
+
+
+@pytest.mark.parametrize("what", ["kind", "queue"])
+def test_a_job_that_this_worker_does_not_serve_is_not_handed_to_it(race: Race, what: str) -> None:
+    application, worker = race.application(), race.worker()
+    first = application.enqueue("k")
+    kind = "strange" if what == "kind" else "work"
+    queue = "strange" if what == "queue" else "default"
+    options = {"sequence": "k", "queue": queue}
+    second = race.cyclone.enqueue(application.connection, kind, {}, **options).id
+    application.commit()
+    worker.settle_down()
+    job = claimed(race, worker)
+    assert job.id == first
+
+    assert worker.complete_and_claim([job], 5) == []
+    worker.commit()
+
+    race.check()
+    assert race.state(second) == "available"
+
+
+@pytest.mark.parametrize("ends_well", [True, False], ids=["commits", "rolls back"])
+@pytest.mark.parametrize("verb", ON_THE_NEXT)
+def test_a_next_that_somebody_has_locked_is_not_waited_for_and_the_line_goes_on(
+    race: Race, verb: str, ends_well: bool
+) -> None:
+    ids = line(race, 3)
+    worker, person = race.worker(), race.application()
+    job = claimed(race, worker)
+    ON_THE_NEXT[verb](person, ids[1])
+
+    assert worker.complete_and_claim([job], 5) == []
+    worker.commit()
+    race.check()
+    assert [row.id for row in race.rows() if row.admitted] == [ids[0]], "its place is a debt"
+    (person.commit if ends_well else person.roll_back)()
+
+    expected = {"cancel": ids[2:], "pause": [], "reschedule": ids[1:]}[verb]
+    assert race.drain(worker) == (expected if ends_well else ids[1:])
+
+
+def test_positions_are_handed_over_in_order_and_a_gap_is_waited_for(race: Race) -> None:
+    application, worker = race.application(), race.worker()
+    at = {n: application.enqueue("k", position=n) for n in (1, 2, 4)}
+    application.commit()
+    worker.settle_down()
+
+    (following,) = worker.complete_and_claim([claimed(race, worker)], 5)
+    worker.commit()
+    assert following.id == at[2]
+    assert worker.complete_and_claim([following], 5) == []
+    worker.commit()
+
+    assert race.state(at[4]) == "pending/turn"
+    at[3] = application.enqueue("k", position=3)
+    application.commit()
+    assert race.drain(worker) == [at[3], at[4]]
+
+
+def test_a_run_that_lost_its_lease_hands_nothing_over(race: Race) -> None:
+    _, second = line(race, 2)
+    worker, other = race.worker(), race.worker()
+    job = claimed(race, worker)
+    race.clock.advance(minutes=2)
+    other.rescue()
+    other.commit()
+    (again,) = other.claim()
+    other.commit()
+
+    assert worker.complete_and_claim([job], 5) == []
+    worker.commit()
+
+    race.check()
+    assert (race.state(again.id), race.state(second)) == ("running", "pending/turn")
+
+
+def test_a_call_tells_busy_and_refused_ends_apart(race: Race) -> None:
+    line(race, 1, key="a")
+    line(race, 1, key="b")
+    worker, person, other = race.worker(), race.application(), race.worker()
+    busy, lost = sorted(worker.claim(), key=lambda job: job.id)
+    worker.commit()
+    other.settle(lost)
+    other.commit()
+    person.act("cancel", busy.id)
+
+    batch, wanted = worker.ends_of([busy, lost]), worker.wanted(5, hands_over=True)
+    settled, _ = settle_and_claim(worker.connection, race.dialect, batch, wanted, history_limit=5)
+
+    assert settled.busy == [busy.id]
+    assert settled.refused == {lost.id: State.COMPLETED}
+
+
+def test_many_turns_on_one_connection_keep_the_order(race: Race) -> None:
+    ids = line(race, 40)
+    worker = race.worker()
+    order = []
+    jobs = worker.claim(1)
+    while jobs:
+        worker.commit()
+        order += [job.id for job in jobs]
+        jobs = worker.complete_and_claim(jobs, 1)
+    worker.commit()
+    assert order == ids
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"a": "\\\\\\"{},NULL"}', '"NULL"', '"\\u20ac € {1,2}"', "null"],
+)
+def test_every_text_survives_a_call(race: Race, text: str) -> None:
+    assert isinstance(race.dialect, PostgresDialect)
+    application, worker = race.application(), race.worker()
+    kind = f"work {text}"
+    id_ = race.cyclone.enqueue(application.connection, "work", {}).id
+    following = race.cyclone.enqueue(application.connection, kind, {}).id
+    application.commit()
+    job = claimed(race, worker)
+    assert job.id == id_
+
+    batch = worker.ends_of([job], result=text)
+    wanted = worker.wanted(1, kinds=[kind])
+    _, jobs = settle_and_claim(worker.connection, race.dialect, batch, wanted, history_limit=5)
+    worker.commit()
+
+    assert [(job.id, job.kind) for job in jobs] == [(following, kind)]
+    result = "SELECT result::text FROM cyclone_job WHERE id = :id"
+    with race.engine.connect() as connection:
+        assert connection.scalar(sa.text(result), {"id": id_}) == text
