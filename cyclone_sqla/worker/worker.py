@@ -345,12 +345,20 @@ class _Parts:
                 self.dialect.refuse_unfit_for_work(connection)
                 file = self.dialect.file_of(connection)
             self._take_place(file)
-            self.presence.beat()
+            self._announce()
         except BaseException:
             self._close()
             if self.place is not None:
                 self.place.release()
             raise
+
+    def _announce(self) -> None:
+        """A database that is busy just now is no reason not to start: the loop says it again."""
+        try:
+            self.presence.beat()
+        except Exception as exc:
+            if not (self.dialect.is_passing(exc) or self.dialect.is_conflict(exc)):
+                raise
 
     def start(self) -> None:
         log.info("worker %s started: %s", self.worker.id, self.summary())

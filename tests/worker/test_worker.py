@@ -297,6 +297,20 @@ def test_a_sync_run_beyond_its_timeout_keeps_slot_and_lease_while_its_thread_liv
     assert overlapped == []
 
 
+def test_a_worker_starts_while_another_process_writes_for_long(sqlite_database: Database) -> None:
+    site = Site(sqlite_database)
+    site.action(nothing)
+    job_id = site.enqueue()
+    writer = site.database.engine(isolation_level="AUTOCOMMIT").connect()
+    writer.exec_driver_sql("BEGIN IMMEDIATE")
+    try:
+        with site.worker(lock_timeout=0.05):
+            writer.exec_driver_sql("COMMIT")
+            site.wait_for(job_id, "completed")
+    finally:
+        writer.close()
+
+
 # ---- leases --------------------------------------------------------------------------------------
 
 
