@@ -115,6 +115,10 @@ def _guarded(
                 continue
 
 
+_OF_A_PLAIN_JOB = (*statements.PLAIN_JOB, "now")
+_OF_THE_REST = tuple(statements.NEW_JOB.keys() - statements.PLAIN_JOB)
+
+
 def _insert_or_find(
     connection: Connection, dialect: Dialect, spec: JobSpec, origin: str | None
 ) -> JobRef:
@@ -123,6 +127,9 @@ def _insert_or_find(
     if spec.position is not None:
         _check_position(connection, dialect, spec)
     values = {**_values(spec, origin), "now": dialect.now()}
+    if all(values[name] is None for name in _OF_THE_REST):
+        plain = {name: values[name] for name in _OF_A_PLAIN_JOB}
+        return _created(spec, connection.execute(dialect.sql.insert_plain, plain).one())
     if spec.unique is None and spec.position is None:
         return _created(spec, connection.execute(dialect.sql.insert_one, values).one())
     inserted = connection.execute(dialect.sql.insert_one_unless_held, values).first()

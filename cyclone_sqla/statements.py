@@ -90,6 +90,9 @@ NEW_JOB: Columns = {
     "trace_id": Text(),
 }
 
+PLAIN_JOB = ("kind", "queue", "priority", "arguments", "max_attempts", "origin")
+"""The columns of :data:`NEW_JOB` that every job fills."""
+
 NUMBERED_JOB: Columns = {"id": BigInteger(), **NEW_JOB}
 
 
@@ -167,8 +170,22 @@ class Statements(StatementSet):
     # ---- enqueue ---------------------------------------------------------------------------------
 
     @cached_property
+    def insert_plain(self) -> Any:
+        """One job of which nothing is asked but to run: a third of the values, and so of the time."""
+        clock = select(self.now().label("now")).subquery("clock")
+        given = {name: bindparam(name, type_=NEW_JOB[name]) for name in PLAIN_JOB}
+        values: dict[str, ColumnElement[Any]] = {
+            **given,
+            "arguments": self.syntax.json(given["arguments"]),
+            "state": word(State.AVAILABLE),
+            **dict.fromkeys(("run_at", "created_at", "updated_at"), clock.c.now),
+        }
+        columns = (value.label(name) for name, value in values.items())
+        return self._returning(self._insert(select(*columns).select_from(clock)))
+
+    @cached_property
     def insert_one(self) -> Any:
-        """One job from bound values, whatever its unique key: the plain case."""
+        """One job from bound values, without a key that may be held."""
         return self._returning(self._insert(self._one_job()))
 
     @cached_property
