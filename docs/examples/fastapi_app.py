@@ -4,6 +4,7 @@ fastapi run fastapi_app.py
 cyclone-sqla work --app fastapi_app:cyclone
 """
 
+import logging
 import os
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -16,6 +17,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from cyclone_sqla import Context, Cyclone, DuplicateError, JobNotFoundError, begin_before_savepoints
+
+log = logging.getLogger(__name__)
 
 engine = create_async_engine(os.environ.get("SHOP_DATABASE", "sqlite+aiosqlite:///shop.db"))
 begin_before_savepoints(engine)
@@ -71,7 +74,7 @@ def send_invoice(order: Order, text: str) -> None:
 
 def send_mail(to: str, text: str) -> None:
     """Stands for the mail server."""
-    print(f"to {to}: {text}")
+    log.info("to %s: %s", to, text)
 
 
 # ---- what happens at once ------------------------------------------------------------------------

@@ -5,6 +5,7 @@ cyclone-sqla work --app flask_app:cyclone
 """
 
 import json
+import logging
 import os
 
 from flask import Flask, abort, request
@@ -13,6 +14,8 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from cyclone_sqla import Context, Cyclone
+
+log = logging.getLogger(__name__)
 
 app = Flask(__name__)
 app.config["SQLALCHEMY_DATABASE_URI"] = os.environ.get("NEWS_DATABASE", "sqlite:///news.db")
@@ -34,7 +37,7 @@ def database() -> Engine:
 cyclone = Cyclone(database=database)
 
 
-class Subscriber(db.Model):
+class Subscriber(db.Model):  # type: ignore[misc, name-defined]
     """Who reads the newsletter."""
 
     __tablename__ = "subscriber"
@@ -62,7 +65,7 @@ def export(subscriber: Subscriber) -> dict[str, str]:
 
 def send_mail(to: str, text: str) -> None:
     """Stands for the mail server."""
-    print(f"to {to}: {text}")
+    log.info("to %s: %s", to, text)
 
 
 @app.post("/subscribers")

@@ -1,4 +1,4 @@
-"""The shop behind FastAPI, tested through its own endpoints, in a transaction that is rolled back."""
+"""The shop behind FastAPI, tested through its endpoints in a transaction that is rolled back."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
