@@ -11,6 +11,9 @@ from cyclone_sqla import Cyclone
 from cyclone_sqla.testing import CycloneEnv
 from docs.examples import flask_app
 from docs.examples.flask_app import Subscriber, db, export, greet
+from tests.examples.databases import on_both
+
+pytestmark = on_both
 
 
 @pytest.fixture(scope="session")

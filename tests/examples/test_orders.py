@@ -7,6 +7,9 @@ from cyclone_sqla import Cyclone
 from cyclone_sqla.testing import CycloneEnv
 from docs.examples import orders
 from docs.examples.orders import Item, Order, cyclone, place_order, restock, ship
+from tests.examples.databases import on_both
+
+pytestmark = on_both
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,9 @@ from cyclone_sqla import Cyclone
 from cyclone_sqla.testing import CycloneEnv
 from docs.examples import payments
 from docs.examples.payments import Account, cyclone, pay, send_receipt, transfer
+from tests.examples.databases import on_both
+
+pytestmark = on_both
 
 
 @pytest.fixture(scope="session")
