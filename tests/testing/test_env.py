@@ -257,19 +257,6 @@ def test_the_clock_is_the_tests_own_and_the_applications_again_afterwards(
     assert app.cyclone.clock is before
 
 
-def test_statements_are_built_once_for_all_tests(engine: sa.Engine, app: Application) -> None:
-    dialects = set()
-    for _ in range(2):
-        with engine.connect() as connection, connection.begin() as outer:
-            with CycloneEnv(connection, app.cyclone) as env:
-                dialect = app.cyclone.dialect(engine.dialect.name)
-                assert dialect.clock is env.clock
-                dialects.add(dialect)
-            outer.rollback()
-    assert len(dialects) == 1
-    assert dialect.clock is app.cyclone.clock
-
-
 def test_an_assertion_tells_what_there_is(env: CycloneEnv, app: Application) -> None:
     app.send.enqueue(env.session, to="a")
     with pytest.raises(AssertionError) as told:
