@@ -1,7 +1,9 @@
 """A shop behind FastAPI: an order and the jobs that follow from it are one transaction.
 
-fastapi run fastapi_app.py
+uvicorn fastapi_app:app
 cyclone-sqla work --app fastapi_app:cyclone
+
+Its own tables are made by its migrations, the queue's by `cyclone-sqla migrate`.
 """
 
 import logging
@@ -16,12 +18,11 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from cyclone_sqla import Context, Cyclone, DuplicateError, JobNotFoundError, begin_before_savepoints
+from cyclone_sqla import Context, Cyclone, DuplicateError, JobNotFoundError
 
 log = logging.getLogger(__name__)
 
 engine = create_async_engine(os.environ.get("SHOP_DATABASE", "sqlite+aiosqlite:///shop.db"))
-begin_before_savepoints(engine)
 Sessions = async_sessionmaker(engine, expire_on_commit=False)
 
 app = FastAPI()

@@ -2,6 +2,8 @@
 
 flask --app flask_app run
 cyclone-sqla work --app flask_app:cyclone
+
+Its own tables are made by its migrations, the queue's by `cyclone-sqla migrate`.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""What the pages about unique jobs and about sequences of Cyclone, our model in Go, say and show.
+"""What is said of unique jobs, and then of sequences, statement by statement.
 
-Statement by statement and in their order: here as a user writes it, with the test kit; where
-another test states it already, `ELSEWHERE` names that one.
+Here it is as a user writes it, with the test kit; where another test states it already, the
+tables name that one.
 """
 
 import re
@@ -87,8 +87,15 @@ class Application:
         def apply_ledger_entry(entry: str) -> None:
             self._do(entry)
 
+        @self.cyclone.action
+        def enqueue_again(ctx: Context) -> None:
+            with pytest.raises(DuplicateError) as refused:
+                enqueue_again.using(unique="once").enqueue(ctx.session)
+            assert refused.value.job_id == ctx.job.id
+
         self.sync_account, self.deliver_webhook = sync_account, deliver_webhook
         self.send_reminder, self.apply_ledger_entry = send_reminder, apply_ledger_entry
+        self.enqueue_again = enqueue_again
 
     def _do(self, what: str) -> None:
         assert self.running == [], "two at a time"
@@ -101,9 +108,18 @@ class Application:
             self.running.remove(what)
 
 
-@pytest.fixture
-def app() -> Application:
+@pytest.fixture(scope="module")
+def application() -> Application:
+    """One for all tests: its statements are built once."""
     return Application()
+
+
+@pytest.fixture
+def app(application: Application) -> Application:
+    """The application, which has done nothing yet."""
+    application.done.clear()
+    application.fails.clear()
+    return application
 
 
 @pytest.fixture
@@ -251,17 +267,9 @@ def test_a_delayed_job_holds_its_slot_before_it_can_be_claimed(
 
 
 def test_a_job_holds_its_slot_while_it_runs(env: CycloneEnv, app: Application) -> None:
-    refusals: list[bool] = []
-
-    @app.cyclone.action
-    def again(ctx: Context) -> None:
-        with pytest.raises(DuplicateError) as refused:
-            again.using(unique="u").enqueue(ctx.session)
-        refusals.append(refused.value.job_id == ctx.job.id)
-
-    again.using(unique="u").enqueue(env.session)
+    app.enqueue_again.using(unique="once").enqueue(env.session)
     env.run_until_idle()
-    assert refusals == [True]
+    env.assert_completed(app.enqueue_again)
 
 
 def test_with_auto_start_the_first_job_has_ended_before_the_second(
