@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import httpx2
 import pytest
@@ -44,7 +44,7 @@ class Shop:
 
 
 @asynccontextmanager
-async def shop_on(database: Database) -> AsyncIterator[Shop]:
+async def shop_on(database: Database, auto_start: bool) -> AsyncIterator[Shop]:
     """The shop on a connection whose transaction is rolled back; every request has its session."""
     engine = create_async_engine(database.url_for(DRIVERS[database.dialect]))
     begin_before_savepoints(engine)
@@ -62,7 +62,7 @@ async def shop_on(database: Database) -> AsyncIterator[Shop]:
     ):
         outer = await connection.begin()
         await connection.run_sync(Base.metadata.create_all)
-        async with jobs_on(connection) as env:
+        async with jobs_on(connection, auto_start) as env:
             yield Shop(connection, env, client)
         await outer.rollback()
     app.dependency_overrides.clear()
@@ -70,31 +70,36 @@ async def shop_on(database: Database) -> AsyncIterator[Shop]:
 
 
 @asynccontextmanager
-async def jobs_on(connection: AsyncConnection) -> AsyncIterator[CycloneEnv]:
+async def jobs_on(connection: AsyncConnection, auto_start: bool) -> AsyncIterator[CycloneEnv]:
     """The environment of the jobs on an asynchronous connection."""
-    env = await connection.run_sync(lambda joined: CycloneEnv(joined, cyclone).__enter__())
+    assert connection.sync_connection is not None
+    env = CycloneEnv(connection.sync_connection, cyclone, auto_start=auto_start)
+    await connection.run_sync(lambda _: env.__enter__())
     try:
         yield env
     finally:
         await connection.run_sync(lambda _: env.__exit__())
 
 
-def in_the_shop(story: Callable[[Shop], Awaitable[None]]) -> Callable[[Database], None]:
-    """A test, on each database, of what a coroutine does in the shop."""
+Story: TypeAlias = Callable[[Shop], Awaitable[None]]
 
-    async def told(database: Database) -> None:
-        async with shop_on(database) as shop:
+
+def in_the_shop(*, auto_start: bool = True) -> Callable[[Story], Callable[[Database], None]]:
+    """Make a test, on each database, of what a coroutine does in the shop."""
+
+    async def told(story: Story, database: Database) -> None:
+        async with shop_on(database, auto_start) as shop:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(fastapi_app, "send_mail", shop.send_mail)
                 await story(shop)
 
-    return lambda database: asyncio.run(told(database))
+    return lambda story: lambda database: asyncio.run(told(story, database))
 
 
 ORDER = {"reference": "tea-1", "email": "anna@example.org"}
 
 
-@in_the_shop
+@in_the_shop()
 async def test_an_order_is_confirmed_at_once_and_its_customer_reminded_later(shop: Shop) -> None:
     assert (await shop.post("/orders", **ORDER))[0] == 201
     assert shop.mails == [("anna@example.org", "Thank you! Your order is tea-1.")]
@@ -105,7 +110,7 @@ async def test_an_order_is_confirmed_at_once_and_its_customer_reminded_later(sho
     assert shop.mails[1:] == [("anna@example.org", "Your order tea-1 is not paid yet.")]
 
 
-@in_the_shop
+@in_the_shop()
 async def test_a_refused_order_leaves_no_job(shop: Shop) -> None:
     await shop.post("/orders", **ORDER)
     status, body = await shop.post("/orders", **ORDER)
@@ -114,10 +119,9 @@ async def test_a_refused_order_leaves_no_job(shop: Shop) -> None:
     assert len(shop.mails) == 1
 
 
-@in_the_shop
+@in_the_shop(auto_start=False)
 async def test_an_invoice_is_made_by_one_job_at_a_time(shop: Shop) -> None:
     _, order = await shop.post("/orders", **ORDER)
-    shop.env.auto_start = False
     status, job = await shop.post(f"/orders/{order}/invoice")
     assert status == 202
     assert await shop.post(f"/orders/{order}/invoice") == (409, {"detail": {"job": job}})
@@ -129,7 +133,7 @@ async def test_an_invoice_is_made_by_one_job_at_a_time(shop: Shop) -> None:
     assert (await shop.post(f"/orders/{order}/invoice"))[0] == 202
 
 
-@in_the_shop
+@in_the_shop()
 async def test_what_is_not_there_is_not_found(shop: Shop) -> None:
     assert (await shop.post("/orders/1/invoice"))[0] == 404
     assert (await shop.client.get("/jobs/1")).status_code == 404
