@@ -219,7 +219,7 @@ def test_flask_a_test_has_the_session_join_its_transaction(
 # ---- SQLModel ------------------------------------------------------------------------------------
 
 
-class Hero(sqlmodel.SQLModel, table=True):
+class Knight(sqlmodel.SQLModel, table=True):
     """A row that is also a pydantic model."""
 
     id: int | None = sqlmodel.Field(default=None, primary_key=True)
@@ -237,8 +237,8 @@ tales = Cyclone(hints=False)
 
 
 @tales.action
-def send_out(ctx: Context, hero: Hero, quest: Quest) -> None:
-    hero.name += f" seeks the {quest.goal} for {quest.days} days"
+def send_out(ctx: Context, knight: Knight, quest: Quest) -> None:
+    knight.name += f" seeks the {quest.goal} for {quest.days} days"
 
 
 def test_sqlmodel_travels_as_a_row_if_it_has_a_table_and_else_as_its_fields(
@@ -248,12 +248,12 @@ def test_sqlmodel_travels_as_a_row_if_it_has_a_table_and_else_as_its_fields(
     with engine.connect() as connection, connection.begin() as outer:
         with CycloneEnv(connection, tales), sqlmodel.Session(connection) as session:
             session.begin_nested()
-            hero = Hero(name="Percival")
-            session.add(hero)
-            send_out.enqueue(session, hero, Quest(goal="grail", days=7))
+            knight = Knight(name="Percival")
+            session.add(knight)
+            send_out.enqueue(session, knight, Quest(goal="grail", days=7))
             assert session.exec(sqlmodel.select(Job.kind)).all() == ["send_out"]
             session.commit()
-            assert hero.name == "Percival seeks the grail for 7 days"
+            assert knight.name == "Percival seeks the grail for 7 days"
         outer.rollback()
 
 
