@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, event, select, text
+from sqlalchemy import Engine, create_engine, event, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.sql import Delete, Insert, Update
@@ -144,6 +144,72 @@ def test_a_conflict_with_a_visible_row_is_a_duplicate_everywhere(
         assert list(session.new) == [pending]
     assert shop.job_ids() == [holder.id]
     assert shop.notes() == ["pending"]
+
+
+@strictly
+def test_enqueues_of_overlapping_transactions_are_no_conflict(
+    postgresql_shop: Shop, level: str
+) -> None:
+    shop = postgresql_shop
+    engine = shop.engine.execution_options(isolation_level=level)
+    sessions = [Session(engine) for _ in range(2)]
+    for name, session in zip("ab", sessions, strict=True):
+        session.execute(text("SELECT count(*) FROM shop_order"))  # takes the snapshot
+        shop.mail.enqueue(session, name)
+        shop.mail.using(unique=name, idempotency_key=name).enqueue(session, name)
+        shop.mail.using(sequence="one line").enqueue(session, name)
+        shop.cyclone.enqueue_many(session, [shop.mail.using(unique=f"many {name}").job(name)])
+    for session in sessions:
+        session.commit()
+    assert len(shop.jobs()) == 8
+
+
+# ---- two phases ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_databases(postgresql_shop: Shop, postgresql_database: Database) -> dict[Any, Engine]:
+    """Where a session finds what: the jobs are in one database, the orders in another."""
+    orders = postgresql_database.engine()
+    Base.metadata.create_all(orders)
+    return {Job: postgresql_shop.engine, Order: orders}
+
+
+def in_two_phases(shop: Shop, binds: dict[Any, Engine]) -> Session:
+    """A session that is prepared: with an order and its jobs, and a duplicate that was refused."""
+    session = Session(binds=binds, twophase=True)
+    session.add(Order(note="tea"))
+    mail = shop.mail.using(unique="u", idempotency_key="i")
+    holder = mail.enqueue(session, "anna")
+    with pytest.raises(DuplicateError) as refused:
+        shop.mail.using(unique="u").enqueue(session, "bert")
+    assert refused.value.job_id == holder.id
+    shop.cyclone.enqueue_many(session, [shop.mail.job("carl"), shop.mail.job("dora")])
+    session.prepare()
+    return session
+
+
+def found(shop: Shop, binds: dict[Any, Engine]) -> tuple[int, int]:
+    """How many jobs and orders are committed."""
+    with Session(binds=binds) as session:
+        return len(shop.jobs()), len(session.scalars(select(Order)).all())
+
+
+def test_a_job_is_there_after_the_second_phase(
+    postgresql_shop: Shop, two_databases: dict[Any, Engine]
+) -> None:
+    with in_two_phases(postgresql_shop, two_databases) as session:
+        assert found(postgresql_shop, two_databases) == (0, 0)
+        session.commit()
+    assert found(postgresql_shop, two_databases) == (3, 1)
+
+
+def test_what_was_prepared_can_still_be_rolled_back(
+    postgresql_shop: Shop, two_databases: dict[Any, Engine]
+) -> None:
+    with in_two_phases(postgresql_shop, two_databases) as session:
+        session.rollback()
+    assert found(postgresql_shop, two_databases) == (0, 0)
 
 
 # ---- shapes of sessions --------------------------------------------------------------------------

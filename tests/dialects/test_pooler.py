@@ -1,15 +1,19 @@
 """A worker and its producers behind a pooler that gives every transaction another connection."""
 
+import asyncio
 import logging
+import uuid
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import create_engine, func, select
+from sqlalchemy import create_engine, func, make_url, select
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from cyclone_sqla import Cyclone, Job, Worker
+from cyclone_sqla import Cyclone, DuplicateError, Job, JobSpec, Worker
 from cyclone_sqla.worker.wakeup import PostgresListener
 from tests.databases import Database
 from tests.dialects.swapping import SwappingPooler
@@ -68,3 +72,37 @@ def test_each_job_runs_once_and_the_worker_says_once_that_it_polls(
     assert ran == {number: 2 if number % 50 == 0 else 1 for number in range(JOBS)}
     assert caplog.text.count("listen_url") == 1
     assert pooler.swaps > JOBS
+
+
+ASYNC_WAYS: dict[str, dict[str, Any]] = {
+    "psycopg_async": {"prepare_threshold": None},
+    "asyncpg": {
+        "statement_cache_size": 0,
+        "prepared_statement_cache_size": 0,
+        "prepared_statement_name_func": lambda: f"__asyncpg_{uuid.uuid4()}__",
+    },
+}
+
+
+@pytest.mark.parametrize("driver", ASYNC_WAYS)
+def test_async_sessions_enqueue_through_it(pooler: SwappingPooler, driver: str) -> None:
+    url = make_url(pooler.url).set(drivername=f"postgresql+{driver}")
+    if driver == "asyncpg":
+        url = url.set(query={"ssl": "disable"})
+    cyclone = Cyclone(hints=False)
+
+    async def enqueue() -> int:
+        engine = create_async_engine(url, connect_args=ASYNC_WAYS[driver])
+        async with AsyncSession(engine) as session:
+            for number in range(20):
+                await cyclone.enqueue(session, "work", {}, unique=f"{number}")
+                with pytest.raises(DuplicateError):
+                    await cyclone.enqueue(session, "work", {}, unique=f"{number}")
+                await cyclone.enqueue_many(session, [JobSpec(kind="work", arguments="{}")] * 2)
+                await session.commit()
+            jobs = await session.scalar(select(func.count()).select_from(Job))
+        await engine.dispose()
+        return jobs or 0
+
+    assert asyncio.run(enqueue()) == 60
+    assert pooler.swaps >= 20

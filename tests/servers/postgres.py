@@ -23,6 +23,7 @@ from tests.waiting import wait_until
 _SETTINGS = {
     "listen_addresses": "127.0.0.1",
     "max_connections": "200",
+    "max_prepared_transactions": "10",  # for two-phase commits
     "fsync": "off",  # the machine doesn't lose power in a test; a killed server recovers without it
     "shared_buffers": "128MB",
     "timezone": "UTC",

@@ -357,26 +357,10 @@ def test_who_is_called_can_see_the_row_however_slow_the_commit(engine: Engine, e
     assert rows == [1]
 
 
-# Two-phase commits, on a server that allows them
+# Two-phase commits
 
 
-@pytest.fixture(scope="module")
-def own_server() -> Iterator[PostgresServer]:
-    with PostgresServer({"max_prepared_transactions": "5"}) as server:
-        yield server
-
-
-@pytest.fixture
-def two_phase(own_server: PostgresServer) -> Iterator[tuple[Engine, Ear]]:
-    url = own_server.url("postgres")
-    engine = create_engine(url)
-    with listening(url, _CHANNEL) as ear:
-        yield engine, ear
-    engine.dispose()
-
-
-def test_a_two_phase_session_calls_after_its_second_phase(two_phase: tuple[Engine, Ear]) -> None:
-    engine, ear = two_phase
+def test_a_two_phase_session_calls_after_its_second_phase(engine: Engine, ear: Ear) -> None:
     with Session(engine, twophase=True) as session:
         _enqueue(session, "ledger")
         session.prepare()
@@ -385,10 +369,7 @@ def test_a_two_phase_session_calls_after_its_second_phase(two_phase: tuple[Engin
     assert _names_up_to_now(ear, engine) == ["ledger"]
 
 
-def test_a_two_phase_connection_calls_after_its_second_phase(
-    two_phase: tuple[Engine, Ear],
-) -> None:
-    engine, ear = two_phase
+def test_a_two_phase_connection_calls_after_its_second_phase(engine: Engine, ear: Ear) -> None:
     with engine.connect() as connection:
         transaction = connection.begin_twophase()
         _enqueue_on(connection, "ledger")
