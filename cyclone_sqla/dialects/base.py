@@ -153,6 +153,13 @@ class Dialect(ABC):
         """An engine of the worker's own for the application's database."""
 
     @abstractmethod
+    def adopt_engine(self, engine: Engine, settings: WorkerSettings) -> Engine:
+        """The engine to work with where the user gives one: that, or one that connects like it.
+
+        Raises ConfigurationError for one that a worker's statements can't run on.
+        """
+
+    @abstractmethod
     def session_engine(self, database: Engine | sa.URL, size: int) -> Engine:
         """An engine of the worker's own for the sessions of sync actions, ``size`` at a time."""
 

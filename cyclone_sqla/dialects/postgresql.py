@@ -15,6 +15,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.exc import DBAPIError, ProgrammingError
 from sqlalchemy.orm import Session
+from sqlalchemy.pool import StaticPool
 
 from cyclone_sqla.dialects.base import (
     AUTOCOMMIT,
@@ -185,6 +186,20 @@ class PostgresDialect(Dialect):
         engine = _engine_like(database, pool_size=5, max_overflow=2)
         if not settings.prepare:
             event.listen(engine, "connect", _never_prepare)
+        return engine
+
+    def adopt_engine(self, engine: Engine, settings: WorkerSettings) -> Engine:
+        if not _is_like_ours(engine):
+            raise ConfigurationError(
+                "Worker(engine=…) takes an engine of postgresql+psycopg://, not of "
+                f"{engine.url.drivername}://; give yours as Worker(database=…), and the worker "
+                "makes one for the same database"
+            )
+        if isinstance(engine.pool, StaticPool):
+            raise ConfigurationError(
+                "Worker(engine=…) needs several connections at a time, and a StaticPool has one: "
+                "give an engine with another pool"
+            )
         return engine
 
     def session_engine(self, database: Engine | sa.URL, size: int) -> Engine:

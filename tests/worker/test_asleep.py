@@ -14,6 +14,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
 
 from cyclone_sqla import Context, begin_before_savepoints
 from cyclone_sqla.backoff import Constant
@@ -105,6 +106,20 @@ def test_a_commit_wakes_a_worker_that_has_just_served_another_one(
         sleep.wait_until_deep()
         late.commit()
         site.wait_for(second, "completed")
+
+
+@pytest.mark.parametrize("sequence", [None, "account-7"])
+def test_a_later_enqueue_of_a_transaction_wakes_a_worker_whom_the_first_does_not_concern(
+    postgresql_database: Database, sleep: Sleep, sequence: str | None
+) -> None:
+    site = Site(postgresql_database)
+    site.action(nothing)
+    with site.worker(queues={"default": 5}, poll=HOUR):
+        sleep.wait_until_deep()
+        with Session(site.engine) as session, session.begin():
+            site.cyclone.enqueue(session, "work", {}, queue="elsewhere")
+            later = site.cyclone.enqueue(session, "work", {}, sequence=sequence)
+        site.wait_for(later.id, "completed")
 
 
 def test_an_enqueue_after_a_savepoint_that_was_rolled_back_wakes_a_worker(
