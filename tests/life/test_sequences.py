@@ -133,12 +133,10 @@ def test_a_key_is_one_line_over_kinds_and_queues(hands: Hands) -> None:
 
 
 def test_order_beats_priority_inside_a_key_and_priority_rules_between_keys(hands: Hands) -> None:
-    late, urgent = line(hands, 1, priority=9)[0], line(hands, 1, priority=-9)[0]
-    other = line(hands, 1, sequence="other", priority=0)[0]
+    ids = [hands.enqueue(sequence=KEY, priority=priority) for priority in (9, 0, -9)]
+    other = hands.enqueue(sequence="other", priority=0)
 
-    assert hands.claim_one().id == other
-    assert hands.claim_one().id == late
-    assert hands.job(urgent).waits_for == "turn"
+    assert drain(hands) == [other, *ids]
 
 
 def test_a_job_that_is_admitted_together_with_its_followers_is_the_head(hands: Hands) -> None:
