@@ -497,8 +497,10 @@ COMMITS_WAIT = """
 @pytest.mark.parametrize(
     "bare_async_site", [("postgresql", "asyncpg"), ("postgresql", "psycopg")], indirect=True
 )
-def test_a_commit_that_has_begun_is_not_cancelled(async_site: Site) -> None:
-    """Else nobody would know whether it had happened."""
+def test_a_commit_that_has_begun_is_not_cancelled(
+    async_site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else nobody would know whether it had happened, and a warning would say so."""
 
     async def work(ctx: Context) -> None:
         ctx.async_session.add(Order(note=f"attempt {ctx.attempt}"))
@@ -516,6 +518,7 @@ def test_a_commit_that_has_begun_is_not_cancelled(async_site: Site) -> None:
         other.rollback()
         async_site.wait_for(job_id, "completed")
     assert notes(async_site) == ["attempt 1"]
+    assert messages(caplog.records) == []
 
 
 @pytest.mark.parametrize(
