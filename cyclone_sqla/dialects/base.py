@@ -230,6 +230,10 @@ class Dialect(ABC):
         """Whether another transaction held a row for longer than :meth:`limit_waits` allows."""
         return False
 
+    def is_cut_off(self, error: BaseException) -> bool:
+        """Whether the server ended a statement that took longer than it allows."""
+        return False
+
     @abstractmethod
     def sees_commits(self, connection: Connection) -> bool:
         """Whether a statement of the open transaction sees what others have committed by then."""

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 OLDEST_VERSION = 14
 
 LOCK_NOT_AVAILABLE = "55P03"
+QUERY_CANCELED = "57014"
 
 _PASSING = {"40001", "40P01", LOCK_NOT_AVAILABLE}
 """Serialization failure, deadlock victim, lock not available: run the transaction again."""
@@ -267,6 +268,9 @@ class PostgresDialect(Dialect):
 
     def is_locked_out(self, error: BaseException) -> bool:
         return sqlstate_of(error) == LOCK_NOT_AVAILABLE
+
+    def is_cut_off(self, error: BaseException) -> bool:
+        return sqlstate_of(error) == QUERY_CANCELED
 
     def is_passing(self, error: BaseException) -> bool:
         state = sqlstate_of(error)
