@@ -453,8 +453,8 @@ def _write(shop: Shop, number: int) -> None:
     engine = create_engine(shop.engine.url, connect_args={"timeout": 60})
     for i in range(25):
         with Session(engine) as session, session.begin():
-            shop.mail.using(unique=f"{number}-{i}").enqueue(session, "one")
-            shop.cyclone.enqueue_many(session, [shop.mail.job("two"), shop.mail.job("three")])
+            shop.cyclone.enqueue_many(session, [shop.mail.job("one"), shop.mail.job("two")])
+            shop.mail.using(unique=f"{number}-{i}").enqueue(session, "three")
     engine.dispose()
 
 
