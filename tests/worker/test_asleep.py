@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from cyclone_sqla import Context, begin_before_savepoints
 from cyclone_sqla.backoff import Constant
 from cyclone_sqla.dialects.postgresql import PostgresDialect
-from cyclone_sqla.worker.wakeup import Wakeup
+from cyclone_sqla.worker.wakeup import Source, Wakeup
 from tests.databases import Database
 from tests.waiting import wait_until
 from tests.worker.site import Gate, Site, messages, nothing
@@ -32,8 +32,8 @@ class Sleep:
     """Whether the work loop has gone to sleep for good, as far as its poll interval goes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._is_deep = threading.Event()
-        wait = Wakeup.wait
+        self._is_deep, self._hears = threading.Event(), threading.Event()
+        wait, heard = Wakeup.wait, Source._heard_from_now_on
 
         def noted(wakeup: Wakeup, timeout: float) -> frozenset[str] | None:
             if timeout > HOUR / 2:
@@ -42,10 +42,17 @@ class Sleep:
             self._is_deep.clear()
             return called
 
+        def heard_and_noted(source: Source) -> None:
+            self._is_deep.clear()  # it is woken by this, too
+            heard(source)
+            self._hears.set()
+
         monkeypatch.setattr(Wakeup, "wait", noted)
+        monkeypatch.setattr(Source, "_heard_from_now_on", heard_and_noted)
 
     def wait_until_deep(self) -> None:
-        """Return once it sleeps."""
+        """Return once it sleeps and can be called."""
+        assert self._hears.wait(30.0), "the worker never listened"
         assert self._is_deep.wait(30.0), "the worker never went to sleep"
 
 

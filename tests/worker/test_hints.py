@@ -641,6 +641,24 @@ def test_hints_of_an_outage_are_sent_after_it_and_it_is_two_lines_in_the_log(
     assert "again, after" in lines[1]
 
 
+class HintInTrouble(NotifySender):
+    """A sender that is given a hint when another one has just failed to leave."""
+
+    def _speak(self, hints: set[Hint]) -> None:
+        if Hint(_CHANNEL, "mail") not in hints:
+            self.send([Hint(_CHANNEL, "mail")])
+            raise ConnectionError("the server has gone")
+        super()._speak(hints)
+
+
+def test_a_hint_that_failed_to_leave_goes_with_those_that_came_meanwhile(
+    engine: Engine, ear: Ear
+) -> None:
+    with closing(HintInTrouble(engine.pool, engine.dialect)) as sender:
+        sender.send([Hint(_CHANNEL, "ledger")])
+        ear.hear_until("ledger", "mail")
+
+
 def test_outages_in_quick_succession_are_one_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     outage = Outage(logging.getLogger("shop"), "Selling", "it waits")
