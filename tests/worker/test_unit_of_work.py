@@ -203,9 +203,7 @@ def test_heads_hand_their_line_on_in_the_same_transaction(site: Site) -> None:
     assert len(notes(site)) == 30
 
 
-def test_outside_read_committed_a_worker_hands_the_line_on(
-    postgresql_database: Database, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_outside_read_committed_a_worker_hands_the_line_on(postgresql_database: Database) -> None:
     engine = postgresql_database.engine(isolation_level="REPEATABLE READ")
     site = with_orders(Site(postgresql_database, engine=engine))
     order: list[int] = []
@@ -230,7 +228,6 @@ def test_outside_read_committed_a_worker_hands_the_line_on(
         gate.open()
         site.wait_until_all_are("completed")
     assert order == list(range(6))
-    assert "had lost its head" not in caplog.text, "a sweep has helped"
 
 
 # ---- what the action may do ----------------------------------------------------------------------
