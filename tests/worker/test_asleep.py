@@ -107,9 +107,15 @@ def test_a_commit_wakes_a_worker_that_has_just_served_another_one(
     """Both enqueued at the same time; that one was called for says nothing of the other."""
     site = Site(postgresql_database)
     site.action(nothing)
-    with site.engine.connect() as late, site.worker(poll=HOUR):
-        second = site.cyclone.enqueue(late, "work", {}).id
-        site.wait_for(site.enqueue(), "completed")
+    with (
+        site.engine.connect() as soon,
+        site.engine.connect() as late,
+        site.worker(poll=HOUR),
+    ):
+        sleep.wait_until_deep()
+        first, second = (site.cyclone.enqueue(each, "work", {}).id for each in (soon, late))
+        soon.commit()
+        site.wait_for(first, "completed")
         sleep.wait_until_deep()
         late.commit()
         site.wait_for(second, "completed")
