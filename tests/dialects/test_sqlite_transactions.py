@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -297,6 +298,18 @@ def test_no_worker_shares_one_connection_with_the_application(shop: Shop) -> Non
     with pytest.raises(ConfigurationError) as refused:
         Worker(shop.cyclone, database=engine).start()
     assert str(refused.value) == IN_MEMORY.format(url=engine.url)
+
+
+def test_no_worker_works_on_a_file_without_a_write_ahead_log(shop: Shop) -> None:
+    shop.engine.dispose()
+    with closing(sqlite3.connect(shop.engine.url.database or "")) as connection:
+        assert connection.execute("PRAGMA journal_mode=DELETE").fetchone() == ("delete",)
+    with pytest.raises(ConfigurationError) as refused:
+        Worker(shop.cyclone).start()
+    assert str(refused.value) == (
+        "This SQLite file is in journal mode delete, a worker needs wal: run `cyclone-sqla "
+        "migrate`, which sets it."
+    )
 
 
 # ---- the lock is not to be had -------------------------------------------------------------------
