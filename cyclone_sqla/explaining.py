@@ -125,13 +125,19 @@ class _Look:
             yield kind(key=job.sequence_key, ahead=ahead)
 
     def _ahead(self, job: sa.Row[Any]) -> Count:
-        given = {"key": job.sequence_key, "place": _place(job)}
+        has_positions = job.position is not None
+        given = {
+            "key": job.sequence_key, "place": _place(job), "has_positions": has_positions,
+        }  # fmt: skip
         number = self.connection.execute(self.dialect.looks.ahead_in_line, given).scalar_one()
         return Count.up_to(MOST_COUNTED, number)
 
     def _behind(self, job: sa.Row[Any], head: sa.Row[Any], ahead: Count) -> Reason:
-        """A replayed job may stand before the head in the order, and yet behind it."""
-        if _place(head) > _place(job):
+        """A replayed job may stand before the head in the order, and yet behind it; and a head may
+        be from the time before its sequence had positions.
+        """
+        is_older = job.position is not None and head.position is None
+        if is_older or _place(head) > _place(job):
             ahead += Count(1)
         state = State(head.state)
         if state.is_terminal:

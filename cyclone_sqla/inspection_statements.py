@@ -106,7 +106,10 @@ class InspectionStatements(StatementSet):
 
     @cached_property
     def ahead_in_line(self) -> Any:
-        """How many jobs of a sequence come before a place in its order, up to a bound."""
+        """How many jobs of a sequence come before a place in its order, up to a bound.
+
+        In one with positions a job that has none is not counted: nobody waits for it.
+        """
         job, place = self.job, func.coalesce(self.job.c.position, self.job.c.id)
         line = (
             select(job.c.id)
@@ -114,6 +117,10 @@ class InspectionStatements(StatementSet):
                 job.c.sequence_key == bindparam("key", type_=Text()),
                 job.c.sequence_open.is_not(None),
                 place < bindparam("place", type_=BigInteger()),
+                sa.or_(
+                    job.c.position.is_not(None),
+                    bindparam("has_positions", type_=sa.Boolean()).is_(sa.false()),
+                ),
             )
             .order_by(place)
             .limit(at_most(MOST_COUNTED))

@@ -171,7 +171,7 @@ class Statements(StatementSet):
 
     @cached_property
     def insert_plain(self) -> Any:
-        """One job of which nothing is asked but to run: a third of the values, and so of the time."""
+        """One job of which nothing is asked but to run: of few values, and so in less time."""
         clock = select(self.now().label("now")).subquery("clock")
         given = {name: bindparam(name, type_=NEW_JOB[name]) for name in PLAIN_JOB}
         values: dict[str, ColumnElement[Any]] = {

@@ -163,6 +163,13 @@ class Dialect(ABC):
         """An engine of the worker's own for the application's database."""
 
     @abstractmethod
+    def adopt_engine(self, engine: Engine, settings: WorkerSettings) -> Engine:
+        """The engine to work with where the user gives one: that, or one that connects like it.
+
+        Raises ConfigurationError for one that a worker's statements can't run on.
+        """
+
+    @abstractmethod
     def session_engine(self, database: Engine | sa.URL, size: int) -> Engine:
         """An engine of the worker's own for the sessions of sync actions, ``size`` at a time."""
 
@@ -250,6 +257,10 @@ class Dialect(ABC):
 
     def is_locked_out(self, error: BaseException) -> bool:
         """Whether another transaction held a row for longer than :meth:`limit_waits` allows."""
+        return False
+
+    def is_cut_off(self, error: BaseException) -> bool:
+        """Whether the server ended a statement that took longer than it allows."""
         return False
 
     @abstractmethod

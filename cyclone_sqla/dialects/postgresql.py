@@ -15,6 +15,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.exc import DBAPIError, ProgrammingError
 from sqlalchemy.orm import Session
+from sqlalchemy.pool import StaticPool
 
 from cyclone_sqla.dialects.base import (
     AUTOCOMMIT,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 OLDEST_VERSION = 14
 
 LOCK_NOT_AVAILABLE = "55P03"
+QUERY_CANCELED = "57014"
 
 _PASSING = {"40001", "40P01", LOCK_NOT_AVAILABLE}
 """Serialization failure, deadlock victim, lock not available: run the transaction again."""
@@ -189,6 +191,20 @@ class PostgresDialect(Dialect):
             event.listen(engine, "connect", _never_prepare)
         return engine
 
+    def adopt_engine(self, engine: Engine, settings: WorkerSettings) -> Engine:
+        if not _is_like_ours(engine):
+            raise ConfigurationError(
+                "Worker(engine=…) takes an engine of postgresql+psycopg://, not of "
+                f"{engine.url.drivername}://; give yours as Worker(database=…), and the worker "
+                "makes one for the same database"
+            )
+        if isinstance(engine.pool, StaticPool):
+            raise ConfigurationError(
+                "Worker(engine=…) needs several connections at a time, and a StaticPool has one: "
+                "give an engine with another pool"
+            )
+        return engine
+
     def session_engine(self, database: Engine | sa.URL, size: int) -> Engine:
         return _engine_like(database, **session_pool(size))
 
@@ -271,6 +287,9 @@ class PostgresDialect(Dialect):
 
     def is_locked_out(self, error: BaseException) -> bool:
         return sqlstate_of(error) == LOCK_NOT_AVAILABLE
+
+    def is_cut_off(self, error: BaseException) -> bool:
+        return sqlstate_of(error) == QUERY_CANCELED
 
     def is_passing(self, error: BaseException) -> bool:
         state = sqlstate_of(error)

@@ -68,6 +68,7 @@ _BROKEN = ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_CORRUPT")
 """After these SQLite has rolled back by itself, which SQLAlchemy does not notice."""
 
 _safe_savepoints: weakref.WeakSet[sa.Dialect] = weakref.WeakSet()
+_beginning_as_asked: weakref.WeakSet[sa.Dialect] = weakref.WeakSet()
 
 
 def begin_before_savepoints(engine: Engine | AsyncEngine) -> None:
@@ -244,7 +245,14 @@ class SqliteDialect(Dialect):
         engine = _engine_like(database, pool_size=5, max_overflow=0)
         event.listen(engine, "connect", partial(_prepare, settings))
         event.listen(engine, "begin", _begin_as_asked)
+        _beginning_as_asked.add(engine.dialect)
         return engine
+
+    def adopt_engine(self, engine: Engine, settings: WorkerSettings) -> Engine:
+        """On another engine than ours no step would begin with the write lock."""
+        if engine.dialect in _beginning_as_asked:
+            return engine
+        return self.worker_engine(engine, settings)
 
     def session_engine(self, database: Engine | sa.URL, size: int) -> Engine:
         engine = _engine_like(database, **session_pool(size))

@@ -314,11 +314,12 @@ class Pruner:
                 last = self._delete(retention, place, limit)
             except DBAPIError as exc:
                 is_referred_to = isinstance(exc, IntegrityError)
-                if not is_referred_to and not self._dialect.is_locked_out(exc):
-                    raise
-                if limit > 1:
+                is_held = is_referred_to or self._dialect.is_locked_out(exc)
+                if limit > 1 and (is_held or self._dialect.is_cut_off(exc)):
                     limit = limit // 2
                     continue
+                if not is_held:
+                    raise
                 held += 1
                 in_vain += [oldest.job_id] * is_referred_to
                 last = oldest

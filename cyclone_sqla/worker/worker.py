@@ -76,7 +76,8 @@ class Worker:
 
     ``settings`` are those of :class:`WorkerSettings`; single ones can be given by name.
     ``database`` (a URL or an Engine) overrides the application's. The worker makes an engine of its
-    own for it, unless ``engine`` gives one.
+    own for it, unless ``engine`` gives one: on PostgreSQL an engine of psycopg, which it uses as it
+    is; on SQLite it makes one that connects as the given one does.
 
     Raises ConfigurationError for settings that can't work, at once, and SchemaError at start for a
     database whose tables don't fit.
@@ -207,8 +208,10 @@ class Worker:
 
     def make_engine(self, dialect: Dialect) -> tuple[Engine, bool]:
         """The engine to work with, and whether it is this worker's to dispose of."""
-        if self._given_engine is not None:
-            return self._given_engine, False
+        given = self._given_engine
+        if given is not None:
+            engine = dialect.adopt_engine(given, self.settings)
+            return engine, engine is not given
         return dialect.worker_engine(self.resolve_database(), self.settings), True
 
 

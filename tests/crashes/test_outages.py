@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import Engine, event
 
-from cyclone_sqla import Context, Cyclone, Worker, WorkerSettings
+from cyclone_sqla import ConfigurationError, Context, Cyclone, Worker, WorkerSettings
 from cyclone_sqla.backoff import Constant
 from cyclone_sqla.dialects.sqlite import SqliteDialect
 from cyclone_sqla.migrations import migrate_database
@@ -75,6 +75,59 @@ def test_every_job_ends_though_all_sessions_are_terminated_again_and_again(
     assert not [text for text in messages(caplog.records) if "lease lost" in text]
     assert len(caplog.records) < FEW_LINES
     assert tracebacks(caplog.records) == []
+
+
+def test_a_worker_does_not_stay_with_sessions_that_may_only_read(
+    postgresql_database: Database,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after a failover: they stay open, and go on refusing when the server would take writes."""
+    monkeypatch.setattr("cyclone_sqla.worker.loop.LOG_EVERY", 0.0)  # every failure is told
+    site = Site(postgresql_database, hints=False)
+    gate = Gate()
+    site.action(gate.passing())
+    ids = site.enqueue_many(5)
+    name = site.engine.url.database
+    outside = sa.create_engine(site.engine.url.set(database="postgres"))
+    writes = outside.execution_options(isolation_level="AUTOCOMMIT")
+
+    with site.worker(lease=600.0) as worker, writes.connect() as keeper:
+        gate.await_arrival(5)
+        keeper.exec_driver_sql(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+        terminate_all(site)
+        gate.open()
+        wait_until(lambda: "read-only transaction" in caplog.text, "a write is refused")
+        assert not worker.is_healthy
+        keeper.exec_driver_sql(f"ALTER DATABASE {name} RESET default_transaction_read_only")
+        site.engine.dispose()
+        site.wait_until_all_are("completed")
+        wait_until(lambda: worker.is_healthy, "every loop is well again")
+    outside.dispose()
+
+    assert {site.job(job_id).attempt for job_id in ids} == {1}
+    assert tracebacks(caplog.records) == []
+
+
+def test_a_standby_is_refused_and_looked_at_until_it_is_the_primary(
+    server: PostgresServer, private: Database
+) -> None:
+    site = Site(private, hints=False)
+    site.action(nothing)
+    job_id = site.enqueue()
+    server.stop()
+    (server.data / "standby.signal").touch()
+    server.start()
+    site.engine.dispose()
+
+    with pytest.raises(ConfigurationError, match="read-only standby: point the worker at the"):
+        Worker(site.cyclone).start()
+    with site.engine.connect() as connection:
+        assert site.cyclone.explain(connection, job_id).reason == "no-worker"
+
+    site.execute("SELECT pg_promote()")
+    with site.worker():
+        site.wait_for(job_id, "completed")
 
 
 def completed(site: Site) -> int:

@@ -71,6 +71,7 @@ def test_each_job_runs_once_and_the_worker_says_once_that_it_polls(
     engine.dispose()
     assert ran == {number: 2 if number % 50 == 0 else 1 for number in range(JOBS)}
     assert caplog.text.count("listen_url") == 1
+    assert "trying again" not in caplog.text, "a loop has met an error"
     assert pooler.swaps > JOBS
 
 

@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -299,6 +300,18 @@ def test_no_worker_shares_one_connection_with_the_application(shop: Shop) -> Non
     assert str(refused.value) == IN_MEMORY.format(url=engine.url)
 
 
+def test_no_worker_works_on_a_file_without_a_write_ahead_log(shop: Shop) -> None:
+    shop.engine.dispose()
+    with closing(sqlite3.connect(shop.engine.url.database or "")) as connection:
+        assert connection.execute("PRAGMA journal_mode=DELETE").fetchone() == ("delete",)
+    with pytest.raises(ConfigurationError) as refused:
+        Worker(shop.cyclone).start()
+    assert str(refused.value) == (
+        "This SQLite file is in journal mode delete, a worker needs wal: run `cyclone-sqla "
+        "migrate`, which sets it."
+    )
+
+
 # ---- the lock is not to be had -------------------------------------------------------------------
 
 
@@ -453,8 +466,8 @@ def _write(shop: Shop, number: int) -> None:
     engine = create_engine(shop.engine.url, connect_args={"timeout": 60})
     for i in range(25):
         with Session(engine) as session, session.begin():
-            shop.mail.using(unique=f"{number}-{i}").enqueue(session, "one")
-            shop.cyclone.enqueue_many(session, [shop.mail.job("two"), shop.mail.job("three")])
+            shop.cyclone.enqueue_many(session, [shop.mail.job("one"), shop.mail.job("two")])
+            shop.mail.using(unique=f"{number}-{i}").enqueue(session, "three")
     engine.dispose()
 
 

@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Sequence
+from contextlib import closing
 from datetime import timedelta
 
 import pytest
@@ -14,6 +15,7 @@ from cyclone_sqla.operations import Retention
 from cyclone_sqla.outcomes import CancelledOutcome, Outcome
 from cyclone_sqla.worker.maintenance import MOST_HELD, Pruner
 from cyclone_sqla.worker.rhythm import Rhythm
+from tests.databases import Database
 from tests.life.hands import BROKE, DONE, FAILED, HOPELESS, Hands
 
 DAY = 86_400.0
@@ -179,6 +181,32 @@ def test_many_referenced_rows_keep_the_others_only_until_a_later_pass(hands: Han
     whole_pass()
     whole_pass()
     assert left(hands) == []
+
+
+TAKES_LONG = """
+    CREATE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN PERFORM pg_sleep(0.03); RETURN OLD; END $$;
+    CREATE TRIGGER slow BEFORE DELETE ON cyclone_job FOR EACH ROW EXECUTE FUNCTION dawdle();
+"""
+
+
+def test_a_batch_that_takes_longer_than_the_server_allows_is_deleted_in_parts(
+    postgresql_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cyclone_sqla.worker.maintenance.PRUNE_BATCH", 8)
+    with closing(Hands(postgresql_database)) as hands:
+        end(hands, DONE, 10)
+        hands.clock.advance(days=2)
+        hands.execute(TAKES_LONG)
+        allow = f"ALTER DATABASE {hands.engine.url.database} SET statement_timeout = "
+        hands.execute(f"{allow} '150ms'")
+        hands.held.close()
+
+        pruner = pruner_of(hands)
+        while pruner.prune_batch():
+            pass
+        assert left(hands) == []
+        hands.execute(f"{allow} DEFAULT")
 
 
 def test_a_key_outlives_its_job_and_is_forgotten_after_its_own_retention(hands: Hands) -> None:

@@ -78,7 +78,10 @@ def test_snoozes_do_not_bring_a_crashing_job_nearer_to_its_limit(hands: Hands) -
     assert hands.rescue().states == {job_id: State.AVAILABLE}
 
 
-@pytest.mark.parametrize("meanwhile", ["renewed", "completed", "failed", "claimed by another"])
+@pytest.mark.parametrize(
+    "meanwhile",
+    ["renewed", "completed", "failed", "claimed by another", "claimed by another who is lost too"],
+)
 def test_what_has_changed_since_it_was_listed_is_left_alone(hands: Hands, meanwhile: str) -> None:
     hands.enqueue_many(2)
     job, other = hands.claim()
@@ -87,9 +90,11 @@ def test_what_has_changed_since_it_was_listed_is_left_alone(hands: Hands, meanwh
     assert len(listed) == 2
     if meanwhile == "renewed":
         hands.renew(job)
-    elif meanwhile == "claimed by another":
+    elif meanwhile.startswith("claimed by another"):
         hands.rescue(listed[:1])
         hands.claim_one(worker="another")
+        if meanwhile.endswith("who is lost too"):
+            hands.clock.advance(**EXPIRED)
     else:
         hands.settle(job, DONE if meanwhile == "completed" else FAILED)
     before = hands.rows()

@@ -121,6 +121,55 @@ def test_a_running_job_that_is_being_cancelled_is_busy_and_the_rest_of_its_batch
     assert again.states == {first: State.CANCELLED}
 
 
+# ---- a turn is no claim --------------------------------------------------------------------------
+
+NOT_NOW: dict[str, dict[str, Any]] = {
+    "its time has not come": {"process_in": 3_600},
+    "its queue is another worker's": {"queue": "elsewhere"},
+    "its queue is paused": {},
+    "its kind is not known here": {"kind": "of_another_application"},
+}
+
+
+@pytest.mark.parametrize("why", NOT_NOW)
+def test_a_turn_that_comes_by_a_settle_starts_nothing_that_a_claim_would_not_start(
+    race: Race, why: str
+) -> None:
+    (first,) = line(race, 1)
+    worker, other, person = race.worker(), race.worker(), race.application()
+    options = {"kind": "work", **NOT_NOW[why]}
+    ref = race.cyclone.enqueue(person.connection, options.pop("kind"), {}, sequence="k", **options)
+    person.commit()
+    worker.settle_down()
+    job = claimed(race, worker)
+    if why == "its queue is paused":
+        person.act("pause_queue", "default")
+        person.commit()
+
+    assert (job.id, worker.complete_and_claim([job], 5)) == (first, [])
+    worker.commit()
+
+    is_delayed = "process_in" in options
+    assert race.state(ref.id) == ("pending/time" if is_delayed else "available")
+    race.clock.advance(hours=2)
+    other.settle_down()
+    assert len(other.claim()) == is_delayed
+
+
+def test_a_busy_key_lets_an_urgent_job_come_before_its_next(race: Race) -> None:
+    ids = line(race, 3)
+    worker, application = race.worker(), race.application()
+    job = claimed(race, worker)
+    urgent = application.enqueue(None, priority=-5)
+    application.commit()
+
+    (next_one,) = worker.complete_and_claim([job], 1)
+    worker.commit()
+    assert next_one.id == urgent
+    (after,) = worker.complete_and_claim([next_one], 1)
+    assert after.id == ids[1]
+
+
 # ---- incoming jobs -------------------------------------------------------------------------------
 
 

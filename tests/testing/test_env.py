@@ -168,13 +168,17 @@ def test_what_an_action_decides_is_no_failure(env: CycloneEnv, app: Application,
 
 
 def test_a_job_that_enqueues_itself_for_ever_is_told(env: CycloneEnv, app: Application) -> None:
+    runs: list[int] = []
+
     @app.cyclone.action
     def again(ctx: Context) -> None:
+        runs.append(ctx.job.id)
         again.enqueue(ctx.session)
 
     again.enqueue(env.session)
     with pytest.raises(NotIdleError, match=r"after 20 runs .* 'again'"):
         env.run_until_idle(limit=20)
+    assert len(runs) == 20
 
 
 def test_sequences_unique_keys_and_delays_are_those_of_production(

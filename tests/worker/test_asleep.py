@@ -14,11 +14,12 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
 
 from cyclone_sqla import Context, begin_before_savepoints
 from cyclone_sqla.backoff import Constant
 from cyclone_sqla.dialects.postgresql import PostgresDialect
-from cyclone_sqla.worker.wakeup import Wakeup
+from cyclone_sqla.worker.wakeup import Source, Wakeup
 from tests.databases import Database
 from tests.waiting import wait_until
 from tests.worker.site import Gate, Site, messages, nothing
@@ -31,8 +32,8 @@ class Sleep:
     """Whether the work loop has gone to sleep for good, as far as its poll interval goes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._is_deep = threading.Event()
-        wait = Wakeup.wait
+        self._is_deep, self._hears = threading.Event(), threading.Event()
+        wait, heard = Wakeup.wait, Source._heard_from_now_on
 
         def noted(wakeup: Wakeup, timeout: float) -> frozenset[str] | None:
             if timeout > HOUR / 2:
@@ -41,10 +42,17 @@ class Sleep:
             self._is_deep.clear()
             return called
 
+        def heard_and_noted(source: Source) -> None:
+            self._is_deep.clear()  # it is woken by this, too
+            heard(source)
+            self._hears.set()
+
         monkeypatch.setattr(Wakeup, "wait", noted)
+        monkeypatch.setattr(Source, "_heard_from_now_on", heard_and_noted)
 
     def wait_until_deep(self) -> None:
-        """Return once it sleeps."""
+        """Return once it sleeps and can be called."""
+        assert self._hears.wait(30.0), "the worker never listened"
         assert self._is_deep.wait(30.0), "the worker never went to sleep"
 
 
@@ -99,12 +107,32 @@ def test_a_commit_wakes_a_worker_that_has_just_served_another_one(
     """Both enqueued at the same time; that one was called for says nothing of the other."""
     site = Site(postgresql_database)
     site.action(nothing)
-    with site.engine.connect() as late, site.worker(poll=HOUR):
-        second = site.cyclone.enqueue(late, "work", {}).id
-        site.wait_for(site.enqueue(), "completed")
+    with (
+        site.engine.connect() as soon,
+        site.engine.connect() as late,
+        site.worker(poll=HOUR),
+    ):
+        sleep.wait_until_deep()
+        first, second = (site.cyclone.enqueue(each, "work", {}).id for each in (soon, late))
+        soon.commit()
+        site.wait_for(first, "completed")
         sleep.wait_until_deep()
         late.commit()
         site.wait_for(second, "completed")
+
+
+@pytest.mark.parametrize("sequence", [None, "account-7"])
+def test_a_later_enqueue_of_a_transaction_wakes_a_worker_whom_the_first_does_not_concern(
+    postgresql_database: Database, sleep: Sleep, sequence: str | None
+) -> None:
+    site = Site(postgresql_database)
+    site.action(nothing)
+    with site.worker(queues={"default": 5}, poll=HOUR):
+        sleep.wait_until_deep()
+        with Session(site.engine) as session, session.begin():
+            site.cyclone.enqueue(session, "work", {}, queue="elsewhere")
+            later = site.cyclone.enqueue(session, "work", {}, sequence=sequence)
+        site.wait_for(later.id, "completed")
 
 
 def test_an_enqueue_after_a_savepoint_that_was_rolled_back_wakes_a_worker(

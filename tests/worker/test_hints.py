@@ -87,6 +87,16 @@ def test_a_commit_calls_each_queue_once(
     assert sorted(_names_up_to_now(ear, engine)) == ["ledger", "mail"]
 
 
+def test_every_enqueue_of_a_transaction_adds_its_queues(engine: Engine, ear: Ear) -> None:
+    with Session(engine) as session:
+        _enqueue(session, "ledger")
+        with session.begin_nested():
+            _enqueue(session, "mail")
+        _enqueue(session, "print", "ledger")
+        session.commit()
+    assert sorted(_names_up_to_now(ear, engine)) == ["ledger", "mail", "print"]
+
+
 def test_nothing_is_called_before_the_commit(engine: Engine, ear: Ear) -> None:
     with Session(engine) as session:
         _enqueue(session, "ledger")
@@ -240,6 +250,17 @@ def test_a_joined_session_calls_nobody_when_the_outside_transaction_rolls_back(
     assert _names_up_to_now(ear, engine) == []
 
 
+def test_each_session_in_an_outside_transaction_adds_its_queues(engine: Engine, ear: Ear) -> None:
+    with engine.connect() as connection:
+        outside = connection.begin()
+        for queue in ("ledger", "mail"):
+            with Session(connection, join_transaction_mode="create_savepoint") as session:
+                _enqueue(session, queue)
+                session.commit()
+        outside.commit()
+    ear.hear_until("ledger", "mail")
+
+
 def test_a_session_joined_to_a_savepoint_calls_when_the_outside_transaction_commits(
     engine: Engine, ear: Ear
 ) -> None:
@@ -281,6 +302,15 @@ def test_the_commit_of_a_connection_calls(
     with engine.begin() as connection:
         _enqueue_on(connection, "ledger", "mail")
     ear.hear_until("ledger", "mail")
+
+
+def test_every_enqueue_on_a_connection_adds_its_queues(engine: Engine, ear: Ear) -> None:
+    with engine.begin() as connection:
+        _enqueue_on(connection, "ledger")
+        with connection.begin_nested():
+            _enqueue_on(connection, "mail")
+        _enqueue_on(connection, "print", "ledger")
+    ear.hear_until("ledger", "mail", "print")
 
 
 def test_the_rollback_of_a_connection_calls_nobody_and_a_later_commit_neither(
@@ -530,6 +560,15 @@ def test_a_hint_that_comes_when_the_sender_is_leaving_is_heard(engine: Engine, e
     ear.hear_until("mail")
 
 
+def test_hints_that_come_while_the_sender_is_busy_are_collected(engine: Engine, ear: Ear) -> None:
+    with closing(NotifySender(engine.pool, engine.dialect)) as sender:
+        assert sender.rest(30)
+        for queue in ("ledger", "mail", "print"):
+            sender.send([Hint(_CHANNEL, queue)])
+        sender.go_on()
+        ear.hear_until("ledger", "mail", "print")
+
+
 def test_a_flood_of_hints_is_few_statements(engine: Engine, ear: Ear) -> None:
     sender = notify_sender(engine)
     for _ in range(5000):
@@ -570,15 +609,35 @@ def test_hints_of_an_outage_are_sent_after_it_and_it_is_two_lines_in_the_log(
             server.stop()
             sender.send([Hint(_CHANNEL, "ledger")])
             time.sleep(1)  # several attempts to connect
+            assert sender.rest(30)
             server.start()
             with listening(url, _CHANNEL) as ear:
                 sender.send([Hint(_CHANNEL, "mail")])
-                ear.hear_until("mail")
+                sender.go_on()
+                ear.hear_until("ledger", "mail")
         engine.dispose()
     lines = [record.getMessage() for record in caplog.records if record.name == _LOGGER]
     assert len(lines) == 2
     assert "workers find jobs by polling" in lines[0]
     assert "again, after" in lines[1]
+
+
+class HintInTrouble(NotifySender):
+    """A sender that is given a hint when another one has just failed to leave."""
+
+    def _speak(self, hints: set[Hint]) -> None:
+        if Hint(_CHANNEL, "mail") not in hints:
+            self.send([Hint(_CHANNEL, "mail")])
+            raise ConnectionError("the server has gone")
+        super()._speak(hints)
+
+
+def test_a_hint_that_failed_to_leave_goes_with_those_that_came_meanwhile(
+    engine: Engine, ear: Ear
+) -> None:
+    with closing(HintInTrouble(engine.pool, engine.dialect)) as sender:
+        sender.send([Hint(_CHANNEL, "ledger")])
+        ear.hear_until("ledger", "mail")
 
 
 def test_outages_in_quick_succession_are_one_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -801,6 +860,20 @@ def test_a_commit_on_sqlite_calls_the_workers_of_the_process(
         assert called == []
         session.commit()
     assert called == ["ledger"]
+
+
+def test_every_enqueue_of_a_transaction_on_sqlite_adds_its_queues(
+    sqlite_database: Database, called: list[str]
+) -> None:
+    engine = sqlite_database.engine()
+    with Session(engine) as session, session.begin():
+        _enqueue_locally(session, "ledger")
+        _enqueue_locally(session, "mail")
+    assert sorted(called) == ["ledger", "mail"]
+    with engine.begin() as connection:
+        for queue in ("print", "archive"):
+            queue_after_commit(connection, _CHANNEL, [queue], local_sender(engine))
+    assert sorted(called[2:]) == ["archive", "print"]
 
 
 def test_a_commit_of_a_connection_on_sqlite_calls(

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from cyclone_sqla import ConfigurationError, Context, Discard, LeaseLostError, Snooze
 from cyclone_sqla.backoff import Constant
+from cyclone_sqla.worker.runs import Interruption
 from tests.databases import Database
 from tests.shop import Base, Order
 from tests.waiting import wait_until
@@ -483,6 +484,41 @@ def test_of_an_async_action_that_fails_or_ends_it_itself_nothing_stays(async_sit
             async_site.wait_for(job_id, "pending")
     assert notes(async_site) == []
     assert "by itself" in (async_site.job(ids[1]).last_error or "")
+
+
+COMMITS_WAIT = """
+    CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN PERFORM pg_advisory_xact_lock(28); RETURN NULL; END $$;
+    CREATE CONSTRAINT TRIGGER waits AFTER INSERT ON shop_order
+        DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION wait();
+"""
+
+
+@pytest.mark.parametrize(
+    "bare_async_site", [("postgresql", "asyncpg"), ("postgresql", "psycopg")], indirect=True
+)
+def test_a_commit_that_has_begun_is_not_cancelled(
+    async_site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else nobody would know whether it had happened, and a warning would say so."""
+
+    async def work(ctx: Context) -> None:
+        ctx.async_session.add(Order(note=f"attempt {ctx.attempt}"))
+
+    async_site.action(work, backoff=LATER)
+    async_site.execute(COMMITS_WAIT)
+    job_id = async_site.enqueue()
+    waiting = sa.text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+    with async_site.database.engine().connect() as other, async_site.worker() as worker:
+        other.execute(sa.text("SELECT pg_advisory_xact_lock(28)"))
+        wait_until(lambda: other.scalar(waiting) == 1, "it commits")
+        assert worker._parts is not None
+        lease = async_site.job(job_id).lease
+        assert worker._parts.executor.cancel(job_id, lease, Interruption.TIMED_OUT)
+        other.rollback()
+        async_site.wait_for(job_id, "completed")
+    assert notes(async_site) == ["attempt 1"]
+    assert messages(caplog.records) == []
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,25 @@ def test_a_terminated_listener_comes_back_and_hears(
             assert wakeup.wait(30) == {"mail"}
 
 
+def test_what_came_before_is_looked_for_when_nothing_more_can_be_missed(
+    postgresql_database: Database,
+) -> None:
+    """A look before the LISTEN would miss what comes between them."""
+    engine = postgresql_database.engine()
+    listening: list[int] = []
+
+    class Looking(Wakeup):
+        def set(self, *queues: str) -> None:
+            if not queues:
+                listening.append(len(_listening_backends(engine)))
+            super().set(*queues)
+
+    with running(PostgresListener(Looking(["mail"]), engine, _CHANNEL)):
+        _terminate_listener(engine)
+        wait_until(lambda: len(listening) == 2, "it looks again")
+    assert listening == [1, 1]
+
+
 def test_a_job_enqueued_while_the_listener_was_gone_is_looked_for(
     postgresql_database: Database, wakeup: Wakeup
 ) -> None:

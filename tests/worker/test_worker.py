@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.orm import Session
 
 from cyclone_sqla import (
     ConfigurationError,
@@ -234,6 +235,22 @@ def test_a_run_that_was_asked_to_stop_ends_as_cancelled_whatever_it_does(
         row = site.wait_for(job_id, "cancelled")
     assert (row.dead_letter, row.attempt) == (None, 1)
     assert [entry.event for entry in site.history(job_id)] == ["cancel"]
+
+
+def test_a_cancel_that_is_rolled_back_stops_nobody(site: Site) -> None:
+    gate = Gate()
+    site.action(gate.passing())
+    running, waiting = site.enqueue(), site.enqueue(process_in=3_600)
+    with site.worker():
+        gate.await_arrival()
+        with Session(site.engine) as session:
+            for job_id in (running, waiting):
+                site.cyclone.cancel(session, job_id)
+            session.rollback()
+        gate.open()
+        site.wait_for(running, "completed")
+    assert site.job(waiting).state == "pending"
+    assert site.history(running) == site.history(waiting) == []
 
 
 def test_a_job_past_its_deadline_is_discarded_before_and_during_its_run(site: Site) -> None:
