@@ -48,6 +48,15 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What the cases of the conformance suite came to, if they were run."""
+    reports = [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]
+    if any("testing/conformance/" in report.fspath for report in reports):
+        from cyclone_sqla.testing.conformance.table import write_table
+
+        write_table(terminalreporter)
+
+
 @pytest.fixture(scope="session")
 def cyclone_app() -> Cyclone:
     """The application's Cyclone: every application has to say which."""

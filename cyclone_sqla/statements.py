@@ -390,11 +390,21 @@ class Statements(StatementSet):
         )
 
     @cached_property
+    def running_under(self) -> Any:
+        """Running jobs that a worker of this name holds."""
+        return self.running.where(self.job.c.worker == bindparam("worker"))
+
+    @cached_property
     def leases_of(self) -> Any:
         """The present lease and state of given jobs."""
         job, wanted = self.job, self.syntax.rows("wanted", ID)
         columns = (job.c.id, job.c.lease, job.c.state, job.c.cancel_requested_at)
         return select(*columns).where(job.c.id == wanted.c.id)
+
+    @cached_property
+    def present(self) -> Any:
+        """The present time."""
+        return select(sa.type_coerce(self.now(), Timestamp()))
 
     # ---- stage -----------------------------------------------------------------------------------
 
