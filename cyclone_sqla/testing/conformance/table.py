@@ -34,7 +34,8 @@ def write_table(reporter: pytest.TerminalReporter) -> None:
 def _rows(reporter: pytest.TerminalReporter) -> Iterator[tuple[str, str, str, str]]:
     for outcome, word in _WORDS.items():
         for report in reporter.getreports(outcome):
-            where: Any = dict(getattr(report, "user_properties", ())).get(CASE)
+            properties: dict[str, Any] = dict(getattr(report, "user_properties", ()))
+            where: str | None = properties.get(CASE)
             if where is not None:
                 path, _, name = report.nodeid.partition("::")
                 yield PurePath(path).stem, name, word, where

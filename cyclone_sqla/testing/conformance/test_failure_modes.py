@@ -40,7 +40,7 @@ def _cancel_while_it_runs(trial: Trial) -> None:
 
 def _cancel_before_it_runs(trial: Trial) -> None:
     trial.queue.claim("nobody's")
-    (head,) = [row.id for row in trial.rows() if row.admitted]
+    (head,) = [row["id"] for row in trial.rows() if row["admitted"]]
     trial.act("cancel", head)
 
 

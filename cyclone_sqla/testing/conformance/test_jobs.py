@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from cyclone_sqla import (
+    Cancelled,
     ClaimedJob,
     ConfigurationError,
     InvalidJobError,
@@ -55,7 +56,7 @@ def test_given_ids_and_names_make_the_rows_of_a_test_the_same_each_time(trial: T
         trial.enqueue(unique="once", process_in=60)
         trial.enqueue(sequence="line")
         trial.queue.complete(trial.claim_one(), "done")
-        return [{**row._mapping, "lease": None} for row in trial.rows()]
+        return [{**row, "lease": None} for row in trial.rows()]
 
     first = rows()
     assert [row["id"] for row in first] == [7_000_001, 7_000_002]
@@ -80,6 +81,7 @@ def test_a_claim_counts_an_attempt_and_gives_a_lease(trial: Trial) -> None:
         claimed.lease,
     )
     assert job.leased_until == START + 45 * SECOND
+    assert job.started_at == job.updated_at == START
 
 
 def test_a_claimed_job_is_nobody_elses(trial: Trial) -> None:
@@ -129,16 +131,20 @@ def test_smaller_priority_first_then_the_older_one_whatever_the_kind(trial: Tria
 
 
 def test_a_kind_that_a_worker_does_not_know_is_left_alone(trial: Trial) -> None:
-    unknown, known = trial.enqueue("of-another-release"), trial.enqueue()
+    trial.enqueue("of-another-release")
+    (unknown,) = trial.rows()
+    known = trial.enqueue()
+    trial.clock.advance(MINUTE)
 
     assert [job.id for job in trial.queue.claim(limit=10)] == [known]
-    assert (trial.job(unknown).state, trial.job(unknown).attempt) == ("available", 0)
+    assert trial.rows()[0] == unknown
 
 
 def test_a_paused_queue_gives_nothing(trial: Trial) -> None:
     trial.act("pause_queue", "mail")
     job_id = trial.enqueue(queue="mail")
     assert trial.queue.claim("mail") == []
+    assert trial.other.claim(["default", "mail"]) == []
 
     trial.act("resume_queue", "mail")
     assert trial.claim_one("mail").id == job_id
@@ -342,20 +348,37 @@ def test_a_run_that_was_asked_to_stop_ends_as_cancelled(trial: Trial) -> None:
         assert (state, trial.job(job_id).state) == ("cancelled", "cancelled")
 
 
-def test_what_a_run_did_commits_together_with_its_end_or_not_at_all(trial: Trial) -> None:
-    first, second = trial.enqueue(), trial.enqueue()
-    jobs = trial.queue.claim(limit=2)
+@pytest.mark.parametrize("commits", [True, False])
+def test_what_a_run_did_commits_together_with_its_end_or_not_at_all(
+    trial: Trial, commits: bool
+) -> None:
+    trial.enqueue()
+    job = trial.claim_one()
     with trial.engine.connect() as connection:
-        inside = Queue(trial.cyclone, connection, kinds=["work"])
-        for job in jobs:
-            outer = connection.begin()
-            follower = inside.enqueue("play", queue=f"after-{job.id}").id
-            inside.complete(job)
-            outer.rollback() if job.id == first else outer.commit()
+        inside = Queue(trial.cyclone, connection)
+        inside.enqueue("play")
+        assert inside.complete(job) == "completed"
+        connection.commit() if commits else connection.rollback()
 
-    assert [trial.job(job_id).state for job_id in (first, second)] == ["running", "completed"]
-    assert trial.queue.claim(f"after-{first}") == []
-    assert trial.claim_one(f"after-{second}").id == follower
+    rows = [(row["kind"], row["state"]) for row in trial.rows()]
+    assert rows == (
+        [("work", "completed"), ("play", "available")] if commits else [("work", "running")]
+    )
+
+
+def test_a_run_that_was_asked_to_stop_commits_nothing_of_what_it_did(trial: Trial) -> None:
+    job_id = trial.enqueue()
+    job = trial.claim_one()
+    trial.act("cancel", job_id)
+    with trial.engine.connect() as connection:
+        inside = Queue(trial.cyclone, connection)
+        inside.enqueue("play")
+        with pytest.raises(Cancelled):
+            inside.complete(job)
+        connection.rollback()
+
+    assert [row["state"] for row in trial.rows()] == ["running"]
+    assert trial.queue.complete(job) == "cancelled"
 
 
 def test_a_lost_lease_keeps_what_the_run_did_from_being_committed(trial: Trial) -> None:
@@ -364,7 +387,7 @@ def test_a_lost_lease_keeps_what_the_run_did_from_being_committed(trial: Trial) 
     trial.clock.advance(2 * MINUTE)
     trial.other.claim()
     with trial.engine.connect() as connection, connection.begin() as outer:
-        inside = Queue(trial.cyclone, connection, kinds=["work"])
+        inside = Queue(trial.cyclone, connection)
         inside.enqueue("play")
         with pytest.raises(LeaseLostError):
             inside.complete(lost)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ def test_a_duplicate_can_be_answered_with_the_holder(trial: Trial) -> None:
 def test_a_key_belongs_to_its_kind_and_is_taken_to_the_letter(trial: Trial) -> None:
     ids = [trial.enqueue("work", unique="u"), trial.enqueue("play", unique="u")]
     ids += [trial.enqueue(unique=key) for key in ("U", "u ", "ü", "u\u0308", "'", "%s", ":x")]
-    assert [row.id for row in trial.rows()] == ids
+    assert [row["id"] for row in trial.rows()] == ids
 
 
 @pytest.mark.parametrize("key", ["", "a\0b", "x" * 257, "ä" * 129, "\ud800"])
@@ -56,7 +57,7 @@ def _waiting(_trial: Trial) -> None:
 
 
 def _paused(trial: Trial) -> None:
-    trial.act("pause", trial.rows()[0].id)
+    trial.act("pause", trial.rows()[0]["id"])
 
 
 def _running(trial: Trial) -> None:
@@ -82,7 +83,7 @@ def test_an_active_job_holds_its_key(trial: Trial, reach: Callable[[Trial], None
 
 
 @pytest.mark.parametrize("options", [{"process_in": 60}, {"process_at": START}, {"sequence": KEY}])
-def test_a_job_holds_its_key_before_it_can_run(trial: Trial, options: dict[str, object]) -> None:
+def test_a_job_holds_its_key_before_it_can_run(trial: Trial, options: dict[str, Any]) -> None:
     trial.enqueue(sequence=KEY)
     holder = trial.enqueue(unique="u", **options)
     with pytest.raises(DuplicateError) as refused:
@@ -104,7 +105,7 @@ def _exhausted(trial: Trial) -> None:
 
 
 def _cancelled(trial: Trial) -> None:
-    trial.act("cancel", trial.rows()[0].id)
+    trial.act("cancel", trial.rows()[0]["id"])
 
 
 @pytest.mark.parametrize("end", [_completed, _discarded, _exhausted, _cancelled])
@@ -112,7 +113,7 @@ def test_a_job_that_has_ended_frees_its_key(trial: Trial, end: Callable[[Trial],
     first = trial.enqueue(unique="u", max_attempts=1)
     end(trial)
     second = trial.enqueue(unique="u")
-    assert [row.id for row in trial.rows()] == [first, second]
+    assert [row["id"] for row in trial.rows()] == [first, second]
 
 
 def test_an_enqueue_that_is_rolled_back_frees_its_key(trial: Trial) -> None:

@@ -99,11 +99,11 @@ class Trial:
         with self.engine.connect() as connection:
             return self.cyclone.history(connection, job_id)
 
-    def rows(self) -> list[sa.Row[Any]]:
+    def rows(self) -> list[sa.RowMapping]:
         """Every column of every job."""
         table = tables_in(self.cyclone.schema).job
         with self.engine.connect() as connection:
-            return list(connection.execute(sa.select(table).order_by(table.c.id)))
+            return list(connection.execute(sa.select(table).order_by(table.c.id)).mappings())
 
 
 @contextmanager
