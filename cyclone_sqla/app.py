@@ -327,7 +327,8 @@ class Cyclone(BulkControl, Reading):
     def use_clock(self, clock: Clock) -> None:
         """Go by this clock from now on: for tests."""
         self.clock = clock
-        self._dialects = {}
+        for dialect in self._dialects.values():  # whose statements take long to build anew
+            dialect.clock = clock
 
     def use_ids(self, ids: Iterable[int] | None) -> None:
         """Give new jobs these ids, one after the other: for tests whose rows are always the same.
@@ -335,7 +336,8 @@ class Cyclone(BulkControl, Reading):
         None for those that the database draws, which must not meet the given ones.
         """
         self._ids = None if ids is None else iter(ids)
-        self._dialects = {}
+        for dialect in self._dialects.values():
+            dialect.ids = self._ids
 
     def dialect(self, name: str) -> Dialect:
         """This application's statements for SQLAlchemy's name of a database, built once."""

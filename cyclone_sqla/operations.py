@@ -497,6 +497,15 @@ def claim(connection: Connection, dialect: Dialect, wanted: Claiming) -> list[Cl
     return _all_claimed(dialect.claim(connection, wanted.slots, wanted.params))
 
 
+def claim_this(
+    connection: Connection, dialect: Dialect, job_id: int, worker: str, lease_length: timedelta
+) -> ClaimedJob | None:
+    """Take one job, if it is available and nobody has paused its queue or its sequence."""
+    params = {"job_id": job_id, "claimed_by": worker, "lease_length": lease_length}
+    row = next(iter(dialect.claim_this(connection, params)), None)
+    return None if row is None else _claimed(row)
+
+
 def settle_and_claim(
     connection: Connection,
     dialect: Dialect,

@@ -328,7 +328,11 @@ class Upkeep:
     """What a worker does in the background, done once when it is asked for."""
 
     def __init__(
-        self, cyclone: Cyclone, dialect: Dialect, held: WorkerConnection, settings: WorkerSettings
+        self,
+        cyclone: Cyclone,
+        dialect: Dialect,
+        held: WorkerConnection,
+        settings: WorkerSettings = DEFAULT_SETTINGS,
     ) -> None:
         contact = Contact(math.inf)
         self._stager = Stager(
@@ -344,13 +348,15 @@ class Upkeep:
             on_rescued=_nobody_waits,
         )
         self.recover = self._rescuer.recover
+        self.rescue = self._rescuer.rescue_all
+        self.stage = self._stager.look_ahead
 
     def look(self) -> float:
         """Rescue what has lapsed, stage what is due, admit what comes in; seconds until the next
         look, 0 if there is more to do now.
         """
-        self._rescuer.rescue_all()
-        return self._stager.look_ahead()
+        self.rescue()
+        return self.stage()
 
 
 class JoinedConnection(WorkerConnection):

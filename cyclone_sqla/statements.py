@@ -19,6 +19,7 @@ from cyclone_sqla import lifecycle as life
 from cyclone_sqla.lifecycle import State, Transition, WaitsFor
 from cyclone_sqla.models import (
     HOLDS_UNIQUE_KEY,
+    IS_AVAILABLE,
     IS_DEAD_LETTER,
     IS_DEBT,
     IS_DUE_BY_TIME,
@@ -456,6 +457,21 @@ class Statements(StatementSet):
             "started_at": self.now(),
             "updated_at": self.now(),
         }
+
+    def claim_this(self, lease: ColumnElement[Any]) -> Any:
+        """One available job, by its id."""
+        job = self.job
+        return (
+            sa.update(job)
+            .where(
+                job.c.id == bindparam("job_id", type_=BigInteger()),
+                predicate(IS_AVAILABLE),
+                self.may_start(job),
+                self.not_paused(job.c.queue),
+            )
+            .values(self.claim_values(lease))
+            .returning(*self.claimed)
+        )
 
     @property
     def claimed(self) -> tuple[ColumnElement[Any], ...]:

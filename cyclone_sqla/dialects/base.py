@@ -199,6 +199,10 @@ class Dialect(ABC):
     ) -> Rows:
         """Claim up to ``slots[queue]`` available jobs of each queue."""
 
+    @abstractmethod
+    def claim_this(self, connection: Connection, params: Mapping[str, Any]) -> Rows:
+        """Claim the job ``job_id`` if it is available."""
+
     def run(self, connection: Connection, steps: Sequence[Step]) -> list[Rows]:
         """Run steps in their order in one transaction, and in one round trip where the driver can;
         the rows of each.

@@ -217,6 +217,9 @@ class PostgresDialect(Dialect):
     ) -> Rows:
         return connection.execute(*self._claiming(slots, params)).all()
 
+    def claim_this(self, connection: Connection, params: Mapping[str, Any]) -> Rows:
+        return connection.execute(self._claim_this, {**params, "now": self.now()}).all()
+
     def run(self, connection: Connection, steps: Sequence[Step]) -> list[Rows]:
         if self._pipeline.fits(connection):
             return self._pipeline.run(connection, steps)
@@ -270,7 +273,9 @@ class PostgresDialect(Dialect):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        self._lease = func.nextval(_regclass(self.tables.lease_sequence), type_=BigInteger())
         self._claim = self._build_claim()
+        self._claim_this = self.sql.claim_this(self._lease)
         self._pipeline = Pipeline()
 
     def _build_claim(self) -> Any:
@@ -313,11 +318,10 @@ class PostgresDialect(Dialect):
             .scalar_subquery()
         )
         target = self.tables.job
-        lease = func.nextval(_regclass(self.tables.lease_sequence), type_=BigInteger())
         return (
             sa.update(target)
             .where(target.c.id == sa.any_(func.array(picked, type_=ARRAY(BigInteger))))
-            .values(self.sql.claim_values(lease))
+            .values(self.sql.claim_values(self._lease))
             .returning(*self.sql.claimed)
         )
 
