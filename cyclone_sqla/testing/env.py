@@ -142,7 +142,7 @@ class CycloneEnv:
         """The present time of this test."""
         return self.clock.now()
 
-    def advance(self, by: timedelta | None = None, **parts: float) -> None:
+    def advance(self, by: timedelta | None = None, /, **parts: float) -> None:
         """Let time pass: a timedelta, or its parts, as in ``advance(hours=24)``.
 
         With ``auto_start``, what becomes due runs.
@@ -164,11 +164,11 @@ class CycloneEnv:
             self._session = self._join()
         return self._session
 
-    def enqueued(self, action: Action[..., Any] | str, **arguments: Any) -> list[Job]:
+    def enqueued(self, action: Action[..., Any] | str, /, **arguments: Any) -> list[Job]:
         """The jobs of an action (or kind) that have not ended, with at least these arguments."""
         return [job for job in self.jobs(action, **arguments) if job.state not in TERMINAL]
 
-    def jobs(self, action: Action[..., Any] | str, **arguments: Any) -> list[Job]:
+    def jobs(self, action: Action[..., Any] | str, /, **arguments: Any) -> list[Job]:
         """All jobs of an action (or kind) with at least these arguments, by id."""
         self._flush()
         kind = action if isinstance(action, str) else action.kind
@@ -204,17 +204,17 @@ class CycloneEnv:
         """What is written down of a job: its failed attempts, and people's acts."""
         return self.app.history(self.connection, job.id)
 
-    def assert_enqueued(self, action: Action[..., Any] | str, **arguments: Any) -> Job:
+    def assert_enqueued(self, action: Action[..., Any] | str, /, **arguments: Any) -> Job:
         """The one job of the action that waits with these arguments; AssertionError if it is not
         one.
         """
         return self._the_one(action, arguments, self.enqueued(action, **arguments), "waits")
 
-    def assert_completed(self, action: Action[..., Any] | str, **arguments: Any) -> Job:
+    def assert_completed(self, action: Action[..., Any] | str, /, **arguments: Any) -> Job:
         """The one completed job of the action with these arguments; else AssertionError."""
         return self._in_state(State.COMPLETED, action, arguments)
 
-    def assert_discarded(self, action: Action[..., Any] | str, **arguments: Any) -> Job:
+    def assert_discarded(self, action: Action[..., Any] | str, /, **arguments: Any) -> Job:
         """The one discarded job of the action with these arguments; else AssertionError."""
         return self._in_state(State.DISCARDED, action, arguments)
 

@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
@@ -60,9 +62,81 @@ def test_a_job_waits(cyclone_env, number):
 """
 
 
-def run(directory: Path, *options: str, tests: int) -> "subprocess.CompletedProcess[str]":
+ASYNC_CONFTEST = """
+import pytest
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from cyclone_sqla import Context, Cyclone
+
+cyclone = Cyclone()
+
+class Base(DeclarativeBase): ...
+
+class Receipt(Base):
+    __tablename__ = "receipt"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    number: Mapped[int]
+
+@cyclone.action
+async def receive(ctx: Context, number: int) -> None:
+    ctx.async_session.add(Receipt(number=number))
+
+@pytest.fixture(scope="session")
+def cyclone_app():
+    return cyclone
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+"""
+
+ASYNC_TESTS = """
+import pytest
+from sqlalchemy import func, select
+from conftest import Base, Receipt, receive
+
+pytestmark = pytest.mark.{runner}
+
+async def count(env):
+    await env.connection.run_sync(Base.metadata.create_all)
+    return await env.session.scalar(select(func.count()).select_from(Receipt))
+
+@pytest.mark.parametrize("number", range(3))
+async def test_a_commit_runs_the_job(cyclone_async_env, number):
+    assert await count(cyclone_async_env) == 0
+    await receive.enqueue(cyclone_async_env.session, number=number)
+    await cyclone_async_env.session.commit()
+    assert await count(cyclone_async_env) == 1
+
+@pytest.mark.cyclone(auto_start=False)
+async def test_a_job_waits(cyclone_async_env):
+    assert await count(cyclone_async_env) == 0
+    await receive.enqueue(cyclone_async_env.session, number=1)
+    await cyclone_async_env.session.commit()
+    assert await count(cyclone_async_env) == 0
+    assert await cyclone_async_env.run_until_idle() == 1
+"""
+
+Done: TypeAlias = "subprocess.CompletedProcess[str]"
+
+
+def run(directory: Path, *options: str, tests: int) -> Done:
     (directory / "conftest.py").write_text(CONFTEST)
     (directory / "test_receipts.py").write_text(TESTS.replace("{count}", str(tests // 2)))
+    return run_pytest(directory, *options)
+
+
+def run_async(directory: Path, runner: str, *options: str) -> Done:
+    """With the plugin of this runner, and without that of the other one."""
+    (directory / "conftest.py").write_text(ASYNC_CONFTEST)
+    (directory / "test_receipts.py").write_text(ASYNC_TESTS.replace("{runner}", runner))
+    if runner == "anyio":
+        return run_pytest(directory, *options)
+    scope = "asyncio_default_fixture_loop_scope=function"
+    return run_pytest(directory, "-p", "no:anyio", "-o", scope, *options, without=())
+
+
+def run_pytest(directory: Path, *options: str, without: Sequence[str] = ("asyncio",)) -> Done:
+    options += tuple(word for name in without for word in ("-p", f"no:{name}"))
     (directory / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
     return subprocess.run(
@@ -86,8 +160,28 @@ def test_a_url_leads_them_to_a_server_and_processes_share_it(
 
 
 @pytest.mark.sqlite
-def test_an_application_that_does_not_say_which_it_is_is_told(tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text("def test_it(cyclone_env): ...\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("runner", ["anyio", "asyncio"])
+def test_asynchronous_tests_run_by_the_plugin_that_the_user_has(
+    tmp_path: Path, runner: str
+) -> None:
+    pytest.importorskip({"anyio": "anyio", "asyncio": "pytest_asyncio"}[runner])
+    done = run_async(tmp_path, runner)
+    assert "4 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_asynchronous_tests_run_on_a_server(tmp_path: Path, postgresql_database: Database) -> None:
+    pytest.importorskip("anyio")
+    options = ("--cyclone-database-url", postgresql_database.url_for("asyncpg"))
+    done = run_async(tmp_path, "anyio", *options)
+    assert "4 passed" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.sqlite
+def test_who_has_said_too_little_is_told(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(ASYNC_CONFTEST.replace("def cyclone_app", "def _app"))
+    (tmp_path / "test_it.py").write_text(
+        "def test_it(cyclone_env): ...\ndef test_async(cyclone_async_env): ...\n"
+    )
+    done = run_pytest(tmp_path)
     assert "say which application is tested" in done.stdout
+    assert "anyio's (and pytest.mark.anyio on the test), or pytest-asyncio" in done.stdout
