@@ -15,6 +15,7 @@ from cyclone_sqla import (
     DuplicateError,
     Retry,
     Snooze,
+    UnknownKindError,
     begin_before_savepoints,
 )
 from cyclone_sqla.testing import CycloneEnv, NotIdleError
@@ -175,6 +176,89 @@ def test_a_job_that_enqueues_itself_for_ever_is_told(env: CycloneEnv, app: Appli
     again.enqueue(env.session)
     with pytest.raises(NotIdleError, match=r"after 20 runs .* 'again'"):
         env.run_until_idle(limit=20)
+
+
+def test_jobs_of_any_queue_run_in_the_order_of_production(
+    env: CycloneEnv, app: Application
+) -> None:
+    app.send.using(queue="elsewhere", priority=5).enqueue(env.session, to="later")
+    app.send.using(queue="elsewhere").enqueue(env.session, to="sooner")
+    assert env.run_until_idle() == 2
+    assert app.sent == ["sooner", "later"]
+
+
+def test_one_job_runs_on_demand_whatever_its_time_and_nothing_else(
+    env: CycloneEnv, app: Application
+) -> None:
+    delayed = app.send.using(process_in=3600).enqueue(env.session, to="delayed")
+    order = app.order.enqueue(env.session, note="b")
+    app.send.enqueue(env.session, to="other")
+
+    assert env.run(delayed).state == "completed"
+    assert app.sent == ["delayed"]
+    assert [event.event for event in env.history(delayed)] == ["reschedule"]
+
+    assert env.run(order).state == "completed"
+    assert app.sent == ["delayed"]
+    assert len(env.enqueued(app.send)) == 2
+
+
+def test_a_job_that_waits_for_its_retry_runs_on_demand(env: CycloneEnv, app: Application) -> None:
+    app.failures = 1
+    ref = app.send.enqueue(env.session, to="a")
+    with pytest.raises(ConnectionError):
+        env.run(ref)
+    assert env.run(env.assert_enqueued(app.send)).attempt == 2
+    assert app.sent == ["a"]
+
+
+def test_a_job_that_may_not_run_says_why(env: CycloneEnv, app: Application) -> None:
+    in_turn = app.send.using(sequence="a")
+    head, follower = (in_turn.enqueue(env.session, to=to) for to in ("head", "follower"))
+    with pytest.raises(AssertionError, match=r"pending \(turn\)"):
+        env.run(follower)
+    app.cyclone.pause(env.connection, head.id)
+    with pytest.raises(AssertionError, match="paused"):
+        env.run(head)
+    app.cyclone.resume(env.connection, head.id)
+    env.run(head)
+    with pytest.raises(AssertionError, match="completed"):
+        env.run(head)
+    assert env.run(follower).state == "completed"
+    stranger = app.cyclone.enqueue(env.session, "unknown", {})
+    with pytest.raises(UnknownKindError):
+        env.run(stranger)
+
+
+def test_savepoints_of_the_application_inside_each_other_leave_nothing(
+    env: CycloneEnv, app: Application
+) -> None:
+    with Session(env.connection, join_transaction_mode="create_savepoint") as session:
+        with session.begin_nested():
+            app.order.enqueue(session, note="kept")
+            undone = session.begin_nested()
+            app.order.enqueue(session, note="undone")
+            undone.rollback()
+            with session.begin_nested():
+                session.add(Order(note="inner"))
+        assert env.run_until_idle() == 2
+        session.rollback()
+        assert app.sent == ["kept"]
+        assert env.jobs(app.order) == []
+        session.add(Order(note="usable"))
+        session.commit()
+    assert env.session.scalars(sa.select(Order.note)).all() == ["usable"]
+
+
+def test_a_savepoint_that_is_released_is_no_commit(engine: sa.Engine, app: Application) -> None:
+    with engine.connect() as connection, connection.begin() as outer:
+        with CycloneEnv(connection, app.cyclone) as env:
+            with env.session.begin():
+                with env.session.begin_nested():
+                    app.send.enqueue(env.session, to="a")
+                assert app.sent == []
+            assert app.sent == ["a"]
+        outer.rollback()
 
 
 def test_sequences_unique_keys_and_delays_are_those_of_production(
