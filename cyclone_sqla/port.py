@@ -22,7 +22,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from typing_extensions import Unpack
 
-from cyclone_sqla import operations
+from cyclone_sqla import operations, schema_version
 from cyclone_sqla.app import Cyclone
 from cyclone_sqla.backoff import DEFAULT_BACKOFF, MAX_DELAY, BackoffPolicy
 from cyclone_sqla.context import ClaimedJob
@@ -45,6 +45,7 @@ from cyclone_sqla.outcomes import Cancelled, Completed, Discarded, Outcome, Retr
 from cyclone_sqla.payload import find_fault, not_plain_json
 from cyclone_sqla.settings import DEFAULT_SETTINGS, MAX_SECONDS, WorkerSettings
 from cyclone_sqla.urls import worker_url
+from cyclone_sqla.worker.instance_lock import InstanceLock
 from cyclone_sqla.worker.maintenance import Rescuer, Stager
 from cyclone_sqla.worker.rhythm import Contact, Rhythm
 from cyclone_sqla.worker.wakeup import PostgresListener, Source, SqliteWatcher, Wakeup
@@ -93,8 +94,8 @@ class Queue:
         worker: str | None = None,
         settings: WorkerSettings = DEFAULT_SETTINGS,
     ) -> None:
-        """``settings``: of them those of the connections count, ``history_limit`` and
-        ``rescue_limit``.
+        """``settings``: of them those of the connections count, the limits, and
+        ``single_instance``, which keeps every other worker off a SQLite file.
         """
         self.cyclone = cyclone
         self.worker = _own_name() if worker is None else check_name("worker", worker)
@@ -207,10 +208,11 @@ class Queue:
         many jobs.
 
         Without ``worker`` these are *all* running jobs: only for one that knows itself alone, at
-        its start. With it they are those that a worker of that name claimed. Attempts stay counted;
+        its start (see the setting ``single_instance``). With it they are those that a worker of
+        that name claimed. Attempts stay counted;
         a job in its last one is discarded.
         """
-        self._refuse_old_snapshot()
+        self._place.check(self.cyclone.schema)
         count = self._again(lambda: self.upkeep.recover(worker))
         if count:
             self._calls.set()
@@ -256,7 +258,7 @@ class Queue:
             raise ConfigurationError(
                 "kinds: no action is registered, so say what you can run: Queue(…, kinds=[…])"
             )
-        self._refuse_old_snapshot()
+        self._place.check(self.cyclone.schema)
         return Claiming(dict.fromkeys(queues, limit), sorted(kinds), self.worker, _length(lease))
 
     def _claim(self, wanted: Claiming) -> list[ClaimedJob]:
@@ -295,16 +297,6 @@ class Queue:
         with self._place.held.reading() as connection:
             now = operations.present(connection, self._place.dialect)
         return max(at.astimezone(UTC) - now, timedelta(0))
-
-    def _refuse_old_snapshot(self) -> None:
-        """Who is next in a line is decided by what others have committed by now."""
-        if not self._place.is_shared:
-            return
-        with self._place.held.reading() as connection:
-            if not self._place.dialect.sees_commits(connection):
-                raise TransactionError(
-                    "claim() and recover() need a READ COMMITTED transaction, or an Engine"
-                )
 
     def _listen(self) -> None:
         with self._starting:
@@ -402,7 +394,26 @@ class _OwnPlace:
         self.dialect = dialect
         self._theirs = engine
         self._ours = dialect.worker_engine(engine, settings)
+        self._alone = settings.single_instance
+        self._lock: InstanceLock | None = None
+        self._is_checked = False
         self.held = dialect.hold(self._ours, settings)
+
+    def check(self, schema: str | None) -> None:
+        """Whether a worker can work here, once; on SQLite, keep out whoever must be alone."""
+        if self._is_checked:
+            return
+        with self.held.reading() as connection:
+            schema_version.require(connection, schema)
+            self.dialect.refuse_unfit_for_work(connection)
+            file = self.dialect.file_of(connection)
+        if file is not None:
+            lock = InstanceLock(file, alone=self._alone)
+            lock.acquire()
+            self._lock = lock
+        elif self._alone:
+            raise ConfigurationError("single_instance is for a SQLite file: leave it out")
+        self._is_checked = True
 
     def enqueueing(self) -> AbstractContextManager[Connection]:
         """A transaction like any of the application's."""
@@ -420,6 +431,8 @@ class _OwnPlace:
     def close(self) -> None:
         self.held.close()
         self._ours.dispose()
+        if self._lock is not None:
+            self._lock.release()
 
 
 class _SharedPlace:
@@ -431,6 +444,19 @@ class _SharedPlace:
         self.dialect = dialect
         self.held = JoinedConnection(connection, dialect)
         self.enqueueing = self.reading = self.held.reading
+        self._connection = connection
+        self._is_checked = False
+
+    def check(self, schema: str | None) -> None:
+        """Who is next in a line is decided by what others have committed by now."""
+        self.dialect.refuse_unfit(self._connection)
+        if not self._is_checked:
+            schema_version.require(self._connection, schema)
+            self._is_checked = True
+        if not self.dialect.sees_commits(self._connection):
+            raise TransactionError(
+                "claim() and recover() need a READ COMMITTED transaction, or an Engine"
+            )
 
     def source(self, calls: Wakeup, schema: str | None) -> Source | None:
         """Nobody tells it anything."""
