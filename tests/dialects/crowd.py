@@ -159,7 +159,7 @@ def claim_and_settle(hands: Hands) -> None:
     hands.settle_all(pairs, history_limit=1)
     again = hands.claim(5)
     hands.settle_all([(job, FAILED) for job in again], history_limit=0)
-    one = hands.enqueue(queue="mail")
+    one = hands.enqueue()
     with hands.transaction() as connection:
         claimed = operations.claim_this(connection, hands.dialect, one, "worker-1", DAY)
     assert claimed is not None
