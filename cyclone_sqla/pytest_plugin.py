@@ -16,7 +16,7 @@ An application says in its conftest.py what it is, and on which engine its tests
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from importlib import import_module
 from importlib.util import find_spec
@@ -210,7 +210,7 @@ if find_spec("pytest_asyncio") is not None:
 @asynccontextmanager
 async def _async_env(
     engine: AsyncEngine, app: Cyclone, options: Mapping[str, bool]
-) -> AsyncIterator[AsyncCycloneEnv]:
+) -> AsyncGenerator[AsyncCycloneEnv]:
     from cyclone_sqla.testing import AsyncCycloneEnv
 
     async with engine.connect() as connection:
