@@ -12,6 +12,7 @@ from cyclone_sqla import (
     ConfigurationError,
     Constant,
     Cyclone,
+    JobSpec,
     SchemaError,
     TransactionError,
     Worker,
@@ -77,6 +78,17 @@ def test_threads_that_claim_at_once_run_each_job_once_and_each_line_in_order(
     assert order == ids
 
 
+def test_a_claim_looks_past_any_number_of_jobs_that_come_in(database: Database) -> None:
+    cyclone = Cyclone(database.engine(), hints=False)
+    crowd = [JobSpec(kind="work", arguments="{}", sequence="busy", queue="other")] * 1_100
+    with Queue(cyclone, kinds=["work"]) as queue:
+        with database.engine().begin() as connection:
+            cyclone.enqueue_many(connection, crowd)
+        ref = queue.enqueue("work", sequence="quiet")
+        assert [job.id for job in queue.claim()] == [ref.id]
+
+
+@pytest.mark.sqlite
 def test_in_memory_it_works_on_the_callers_connection() -> None:
     engine = sa.create_engine("sqlite://", poolclass=StaticPool)
     begin_before_savepoints(engine)

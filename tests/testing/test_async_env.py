@@ -131,6 +131,24 @@ def test_jobs_wait_for_their_time_and_for_the_test(database: Database) -> None:
     play(database, scene, auto_start=False)
 
 
+def test_a_job_sees_what_the_test_has_not_flushed(sqlite_database: Database) -> None:
+    async def scene(env: AsyncCycloneEnv, app: Application) -> None:
+        seen: list[str] = []
+
+        @app.cyclone.action
+        async def look(ctx: Context) -> None:
+            seen.extend(await ctx.async_session.scalars(sa.select(Order.note)))
+
+        async with AsyncSession(env.connection, join_transaction_mode="create_savepoint") as own:
+            await look.enqueue(own)
+            await own.commit()
+        env.session.add(Order(note="pending"))
+        await env.run_until_idle()
+        assert seen == ["pending"]
+
+    play(sqlite_database, scene, auto_start=False)
+
+
 def test_a_failure_raises_in_the_test_and_leaves_nothing_of_its_own(database: Database) -> None:
     async def scene(env: AsyncCycloneEnv, app: Application) -> None:
         env.session.add(Order(note="the test's own"))

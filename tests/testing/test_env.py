@@ -194,12 +194,13 @@ def test_one_job_runs_on_demand_whatever_its_time_and_nothing_else(
     order = app.order.enqueue(env.session, note="b")
     app.send.enqueue(env.session, to="other")
 
-    assert env.run(delayed).state == "completed"
-    assert app.sent == ["delayed"]
+    first = env.run(delayed)
+    assert (first.state, app.sent) == ("completed", ["delayed"])
     assert [event.event for event in env.history(delayed)] == ["reschedule"]
 
-    assert env.run(order).state == "completed"
-    assert app.sent == ["delayed"]
+    second = env.run(order)
+    assert (second.state, app.sent) == ("completed", ["delayed"])
+    assert second.lease > first.lease
     assert len(env.enqueued(app.send)) == 2
 
 
@@ -248,6 +249,18 @@ def test_savepoints_of_the_application_inside_each_other_leave_nothing(
         session.add(Order(note="usable"))
         session.commit()
     assert env.session.scalars(sa.select(Order.note)).all() == ["usable"]
+
+
+def test_one_job_on_demand_starts_nothing_else_by_its_commit(
+    engine: sa.Engine, app: Application
+) -> None:
+    with engine.connect() as connection, connection.begin() as outer:
+        with CycloneEnv(connection, app.cyclone) as env:
+            env.run(app.order.enqueue(env.session, note="b"))
+            assert app.sent == []
+            env.advance(seconds=1)
+            assert app.sent == ["b"]
+        outer.rollback()
 
 
 def test_a_savepoint_that_is_released_is_no_commit(engine: sa.Engine, app: Application) -> None:
@@ -337,6 +350,10 @@ def test_the_clock_is_the_tests_own_and_the_applications_again_afterwards(
             assert env.assert_enqueued(app.send).created_at == env.now
             with pytest.raises(ValueError, match="run back"):
                 env.advance(timedelta(seconds=-1))
+        with CycloneEnv(connection, app.cyclone, auto_start=False) as env:
+            env.freeze(datetime(2032, 5, 1, tzinfo=UTC))
+            assert app.send.using(queue="x").enqueue(env.session, to="b").state == "available"
+            assert [job.created_at.year for job in env.jobs(app.send)] == [2031, 2032]
         outer.rollback()
     assert app.cyclone.clock is before
 
