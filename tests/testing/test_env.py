@@ -353,7 +353,7 @@ def test_the_clock_is_the_tests_own_and_the_applications_again_afterwards(
         with CycloneEnv(connection, app.cyclone, auto_start=False) as env:
             env.freeze(datetime(2032, 5, 1, tzinfo=UTC))
             assert app.send.using(queue="x").enqueue(env.session, to="b").state == "available"
-            assert [job.created_at.year for job in env.jobs(app.send)] == [2031, 2032]
+            assert [job.created_at.year for job in env.jobs(app.send)] == [2032]
         outer.rollback()
     assert app.cyclone.clock is before
 
