@@ -32,7 +32,7 @@ from cyclone_sqla.outcomes import Discard, Discarded, Outcome, Retried, Retry
 from cyclone_sqla.port import JoinedConnection, Upkeep
 from cyclone_sqla.settings import DEFAULT_SETTINGS
 from cyclone_sqla.testing.clock import ManualClock
-from cyclone_sqla.worker.runs import Run, is_awaitable
+from cyclone_sqla.worker.runs import Run, Written, is_awaitable
 from cyclone_sqla.worker.unit_of_work import Books, UnitOfWork
 from cyclone_sqla.worker.verdicts import End, conclude, outcome_of
 
@@ -329,7 +329,7 @@ class CycloneEnv:
         if crash == "claimed":
             return
         action = self.app.registry.get(job.kind)
-        unit = UnitOfWork(self._books(), job, action.is_async)
+        unit = _Unit(self._books(), job, action.is_async)
         run = Run(job, action, unit)
         run.begin()
         end: End | None = None
@@ -342,7 +342,7 @@ class CycloneEnv:
             end = conclude(run, outcome, error)
         if end.written is None:
             self._settle(job, end.outcome)
-        self._raise(end.outcome, error)
+        self._raise(end.outcome, error or unit.error)
 
     def _try(self, run: Run) -> tuple[Outcome, Exception | None]:
         """As a worker does it, but in this thread: pytest's own exceptions go on to pytest."""
@@ -422,6 +422,24 @@ class CycloneEnv:
 class _Crash:
     at: CrashPoint
     job_id: int | None
+
+
+class _Unit(UnitOfWork):
+    """The transaction of a run, which remembers why it could not commit."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, books: Books, job: ClaimedJob, is_async: bool) -> None:
+        super().__init__(books, job, is_async)
+        self.error: Exception | None = None
+
+    def commit(self, outcome: Outcome) -> Written | None:
+        self.error = None
+        try:
+            return super().commit(outcome)
+        except Exception as exc:
+            self.error = exc
+            raise
 
 
 class _Sessions:

@@ -338,6 +338,42 @@ def test_a_worker_that_dies_leaves_a_job_that_runs_again(
     assert env.assert_completed(app.order).attempt == 2
 
 
+def test_a_worker_that_dies_after_the_end_was_written_changes_nothing(
+    env: CycloneEnv, app: Application
+) -> None:
+    app.order.enqueue(env.session, note="a")
+    env.crash(at="after_settle")
+    assert env.run_until_idle() == 2
+    env.advance(minutes=2)
+    assert env.run_until_idle() == 0
+    assert env.assert_completed(app.order).attempt == 1
+
+
+def test_a_worker_dies_in_the_run_of_the_job_that_was_named(
+    env: CycloneEnv, app: Application
+) -> None:
+    app.send.enqueue(env.session, to="first")
+    named = app.send.enqueue(env.session, to="named")
+    env.crash(at="before_settle", job=named)
+    env.run_until_idle()
+    assert [job.id for job in env.enqueued(app.send)] == [named.id]
+    env.advance(minutes=2)
+    env.run_until_idle()
+    assert app.sent == ["first", "named", "named"]
+
+
+def test_a_deadline_goes_by_the_tests_clock(env: CycloneEnv, app: Application) -> None:
+    env.raise_errors = False
+    limited = app.send.using(deadline=env.now + timedelta(hours=1))
+    limited.enqueue(env.session, to="in time")
+    env.run_until_idle()
+    limited.enqueue(env.session, to="late")
+    env.advance(hours=1)
+    env.run_until_idle()
+    assert app.sent == ["in time"]
+    assert "deadline" in (env.assert_discarded(app.send, to="late").last_error or "")
+
+
 def test_the_clock_is_the_tests_own_and_the_applications_again_afterwards(
     engine: sa.Engine, app: Application
 ) -> None:

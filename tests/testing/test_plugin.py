@@ -13,7 +13,7 @@ from tests.databases import Database
 
 CONFTEST = """
 import pytest
-from sqlalchemy import text
+from sqlalchemy import CheckConstraint, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from cyclone_sqla import Context, Cyclone
 
@@ -24,7 +24,7 @@ class Base(DeclarativeBase): ...
 class Receipt(Base):
     __tablename__ = "receipt"
     id: Mapped[int] = mapped_column(primary_key=True)
-    number: Mapped[int]
+    number: Mapped[int] = mapped_column(CheckConstraint("number >= 0"))
 
 @cyclone.action
 def receive(ctx: Context, number: int) -> None:
@@ -126,8 +126,9 @@ IDLE = ("hypothesispytest", "timeout", "cacheprovider")
 Done: TypeAlias = "subprocess.CompletedProcess[str]"
 
 
-def run(directory: Path, *options: str, tests: int) -> Done:
-    (directory / "conftest.py").write_text(CONFTEST)
+def run(directory: Path, *options: str, tests: int, more: str = "") -> Done:
+    """``more`` of conftest.py."""
+    (directory / "conftest.py").write_text(CONFTEST + more)
     (directory / "test_receipts.py").write_text(TESTS.replace("{count}", str(tests // 2)))
     return run_pytest(directory, *options)
 
@@ -159,12 +160,54 @@ def test_two_hundred_tests_run_in_memory_with_no_set_up(tmp_path: Path) -> None:
     assert done.returncode == 0
 
 
-def test_processes_share_the_server_of_a_url_and_leave_nothing_there(
+OWN_ENGINE = """
+from sqlalchemy import create_engine
+
+@pytest.fixture(scope="session")
+def cyclone_engine():
+    engine = create_engine("{url}")
+    yield engine
+    engine.dispose()
+
+@pytest.fixture(autouse=True)
+def nothing_remained(cyclone_database):
+    with cyclone_database.connect() as connection:
+        assert connection.scalar(text("SELECT count(*) FROM receipt")) == 0
+"""
+
+FAILING = """
+import pytest
+from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+from conftest import Receipt, receive
+
+def test_a_session_inside_a_session(cyclone_env):
+    with Session(cyclone_env.connection, join_transaction_mode="create_savepoint") as session:
+        with session.begin_nested(), session.begin_nested():
+            receive.enqueue(session, number=1)
+        session.commit()
+    assert cyclone_env.assert_completed(receive, number=1)
+
+def test_what_fails_at_its_commit(cyclone_env):
+    cyclone_env.session.add(Receipt(id=1, number=7))
+    cyclone_env.session.commit()
+    with pytest.raises(IntegrityError):
+        receive.enqueue(cyclone_env.session, number=-1)
+        cyclone_env.session.commit()
+    assert cyclone_env.connection.in_transaction()
+    assert cyclone_env.session.scalars(select(Receipt.number)).all() == [7]
+    cyclone_env.assert_enqueued(receive, number=-1)
+"""
+
+
+def test_processes_share_the_applications_engine_and_leave_nothing_there(
     tmp_path: Path, postgresql_database: Database
 ) -> None:
-    options = ("-n", "2", "--cyclone-database-url", postgresql_database.url)
-    done = run(tmp_path, *options, tests=20)
-    assert "20 passed" in done.stdout, done.stdout + done.stderr
+    (tmp_path / "test_failing.py").write_text(FAILING)
+    more = OWN_ENGINE.replace("{url}", postgresql_database.url)
+    done = run(tmp_path, "-n", "2", tests=16, more=more)
+    assert "18 passed" in done.stdout, done.stdout + done.stderr
     with postgresql_database.engine().connect() as connection:
         for table in ("cyclone_job", "cyclone_history", "receipt"):
             assert connection.scalar(sa.text(f"SELECT count(*) FROM {table}")) == 0
