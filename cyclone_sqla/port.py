@@ -44,7 +44,7 @@ from cyclone_sqla.options import Options, check_name
 from cyclone_sqla.outcomes import Cancelled, Completed, Discarded, Outcome, Retried
 from cyclone_sqla.payload import find_fault, not_plain_json
 from cyclone_sqla.settings import DEFAULT_SETTINGS, MAX_SECONDS, WorkerSettings
-from cyclone_sqla.urls import worker_url
+from cyclone_sqla.urls import url_of, worker_url
 from cyclone_sqla.worker.instance_lock import InstanceLock
 from cyclone_sqla.worker.maintenance import Rescuer, Stager
 from cyclone_sqla.worker.rhythm import Contact, Rhythm
@@ -77,8 +77,7 @@ class Queue:
 
     On an Engine (the application's own, if none is given) every call commits by itself, on a
     connection of the queue's own. On a Connection every call takes part in its transaction, and
-    nobody sees anything before that commits: ``Queue(cyclone, connection).complete(job)`` commits
-    together with what the job did.
+    nobody sees anything before that commits: see :meth:`within`.
 
     ``kinds`` are those that it claims, by default those of the application's actions. ``worker`` is
     the name under which it claims, by default one that no other process has. Safe to use from
@@ -233,6 +232,20 @@ class Queue:
         return time.monotonic() >= self._look_at
 
     # ---- life ------------------------------------------------------------------------------------
+
+    def within(self, connection: Connection) -> Queue:
+        """The same worker in the transaction of a Connection.
+
+        ``queue.within(connection).complete(job)`` commits together with what the job did, or not at
+        all.
+        """
+        return Queue(
+            self.cyclone,
+            connection,
+            kinds=self._kinds,
+            worker=self.worker,
+            settings=self._settings,
+        )
 
     def close(self) -> None:
         """Give back the queue's own connections; what is claimed stays claimed."""
@@ -390,19 +403,31 @@ class _OwnPlace:
 
     is_shared = False
 
-    def __init__(self, dialect: Dialect, engine: Engine, settings: WorkerSettings) -> None:
+    def __init__(
+        self, dialect: Dialect, database: Engine | sa.URL, settings: WorkerSettings
+    ) -> None:
         self.dialect = dialect
-        self._theirs = engine
-        self._ours = dialect.worker_engine(engine, settings)
+        self._ours = dialect.worker_engine(database, settings)
+        self._owned = [self._ours]
+        if isinstance(database, Engine) and not database.dialect.is_async:
+            self._applications = database
+        else:
+            self._applications = dialect.command_engine(database)
+            self._owned.append(self._applications)
         self._alone = settings.single_instance
         self._lock: InstanceLock | None = None
         self._is_checked = False
+        self._checking = threading.Lock()
         self.held = dialect.hold(self._ours, settings)
 
     def check(self, schema: str | None) -> None:
         """Whether a worker can work here, once; on SQLite, keep out whoever must be alone."""
-        if self._is_checked:
-            return
+        with self._checking:
+            if not self._is_checked:
+                self._check(schema)
+                self._is_checked = True
+
+    def _check(self, schema: str | None) -> None:
         with self.held.reading() as connection:
             schema_version.require(connection, schema)
             self.dialect.refuse_unfit_for_work(connection)
@@ -413,14 +438,13 @@ class _OwnPlace:
             self._lock = lock
         elif self._alone:
             raise ConfigurationError("single_instance is for a SQLite file: leave it out")
-        self._is_checked = True
 
     def enqueueing(self) -> AbstractContextManager[Connection]:
         """A transaction like any of the application's."""
-        return self._theirs.begin()
+        return self._applications.begin()
 
     def reading(self) -> AbstractContextManager[Connection]:
-        return self._theirs.connect()
+        return self._applications.connect()
 
     def source(self, calls: Wakeup, schema: str | None) -> Source | None:
         """Hears of jobs that others enqueue."""
@@ -430,7 +454,8 @@ class _OwnPlace:
 
     def close(self) -> None:
         self.held.close()
-        self._ours.dispose()
+        for engine in self._owned:
+            engine.dispose()
         if self._lock is not None:
             self._lock.release()
 
@@ -469,13 +494,11 @@ def _place_of(
     cyclone: Cyclone, database: Engine | Connection | None, settings: WorkerSettings
 ) -> _OwnPlace | _SharedPlace:
     given = cyclone.resolve_database() if database is None else database
-    if isinstance(given, sa.URL):
-        given = sa.create_engine(worker_url(given))
     if given is None:
         raise ConfigurationError("no database: give Cyclone(database=…), or Queue(cyclone, engine)")
-    dialect = cyclone.dialect(given.dialect.name)
     if isinstance(given, Connection):
-        return _SharedPlace(dialect, given)
+        return _SharedPlace(cyclone.dialect(given.dialect.name), given)
+    dialect = cyclone.dialect(worker_url(url_of(given)).get_backend_name())
     return _OwnPlace(dialect, given, settings)
 
 

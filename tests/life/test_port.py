@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import StaticPool
 
 from cyclone_sqla import (
@@ -86,6 +87,27 @@ def test_a_claim_looks_past_any_number_of_jobs_that_come_in(database: Database) 
             cyclone.enqueue_many(connection, crowd)
         ref = queue.enqueue("work", sequence="quiet")
         assert [job.id for job in queue.claim()] == [ref.id]
+
+
+def test_it_finds_the_database_of_an_asynchronous_application_and_of_a_url(
+    database: Database,
+) -> None:
+    driver = {"postgresql": "asyncpg", "sqlite": "aiosqlite"}[database.dialect]
+    for source in (create_async_engine(database.url_for(driver)), database.url):
+        with Queue(Cyclone(source), kinds=["work"]) as queue:
+            ref = queue.enqueue("work")
+            queue.complete(queue.claim()[0])
+            assert queue.get(ref.id).state == "completed"
+
+
+def test_what_fails_within_a_connection_is_told_of_the_same_worker(database: Database) -> None:
+    cyclone = Cyclone(database.engine())
+    with Queue(cyclone, kinds=["work"], worker="mine") as queue:
+        ref = queue.enqueue("work")
+        with database.engine().begin() as connection:
+            queue.within(connection).fail(queue.claim()[0], "down")
+            (event,) = cyclone.history(connection, ref.id)
+        assert (event.worker, event.error) == ("mine", "Failed: down")
 
 
 @pytest.mark.sqlite

@@ -355,7 +355,7 @@ def test_what_a_run_did_commits_together_with_its_end_or_not_at_all(
     trial.enqueue()
     job = trial.claim_one()
     with trial.engine.connect() as connection:
-        inside = Queue(trial.cyclone, connection)
+        inside = trial.queue.within(connection)
         inside.enqueue("play")
         assert inside.complete(job) == "completed"
         connection.commit() if commits else connection.rollback()
@@ -371,7 +371,7 @@ def test_a_run_that_was_asked_to_stop_commits_nothing_of_what_it_did(trial: Tria
     job = trial.claim_one()
     trial.act("cancel", job_id)
     with trial.engine.connect() as connection:
-        inside = Queue(trial.cyclone, connection)
+        inside = trial.queue.within(connection)
         inside.enqueue("play")
         with pytest.raises(Cancelled):
             inside.complete(job)
@@ -387,7 +387,7 @@ def test_a_lost_lease_keeps_what_the_run_did_from_being_committed(trial: Trial) 
     trial.clock.advance(2 * MINUTE)
     trial.other.claim()
     with trial.engine.connect() as connection, connection.begin() as outer:
-        inside = Queue(trial.cyclone, connection)
+        inside = trial.queue.within(connection)
         inside.enqueue("play")
         with pytest.raises(LeaseLostError):
             inside.complete(lost)
