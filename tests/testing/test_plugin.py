@@ -1,15 +1,12 @@
 """The pytest plugin, in the tests of a small application of its own."""
 
-import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
 
 import pytest
 import sqlalchemy as sa
 
 from tests.databases import Database
+from tests.testing.inner import Done, run_pytest
 
 CONFTEST = """
 import pytest
@@ -121,10 +118,6 @@ async def test_a_job_waits(cyclone_async_env):
     assert await cyclone_async_env.run_until_idle() == 1
 """
 
-IDLE = ("hypothesispytest", "timeout", "cacheprovider")
-
-Done: TypeAlias = "subprocess.CompletedProcess[str]"
-
 
 def run(directory: Path, *options: str, tests: int, more: str = "") -> Done:
     """``more`` of conftest.py."""
@@ -141,16 +134,6 @@ def run_async(directory: Path, runner: str, *options: str) -> Done:
         return run_pytest(directory, *options)
     scope = "asyncio_default_fixture_loop_scope=function"
     return run_pytest(directory, "-p", "no:anyio", "-o", scope, *options, without=())
-
-
-def run_pytest(directory: Path, *options: str, without: Sequence[str] = ("asyncio",)) -> Done:
-    """``without`` these plugins, and those that only cost time."""
-    options += tuple(word for name in (*without, *IDLE) for word in ("-p", f"no:{name}"))
-    (directory / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
-    command = [sys.executable, "-m", "pytest", "-q", *options]
-    return subprocess.run(
-        command, cwd=directory, capture_output=True, text=True, timeout=100, check=False
-    )
 
 
 @pytest.mark.sqlite
