@@ -412,7 +412,7 @@ class _OwnPlace:
         if isinstance(database, Engine) and not database.dialect.is_async:
             self._applications = database
         else:
-            self._applications = dialect.command_engine(database)
+            self._applications = dialect.session_engine(database, 1)
             self._owned.append(self._applications)
         self._alone = settings.single_instance
         self._lock: InstanceLock | None = None
