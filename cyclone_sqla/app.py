@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast, overload
 
@@ -79,6 +79,7 @@ class Cyclone(BulkControl, Reading):
         self.on_failure = on_failure
         self.clock = clock or DatabaseClock()
         self.registry = Registry()
+        self._ids: Iterator[int] | None = None
         self._dialects: dict[str, Dialect]
         self._checked: weakref.WeakSet[sa.Dialect]
         self.use_schema(schema)
@@ -326,12 +327,23 @@ class Cyclone(BulkControl, Reading):
     def use_clock(self, clock: Clock) -> None:
         """Go by this clock from now on: for tests."""
         self.clock = clock
-        self._dialects = {}
+        for dialect in self._dialects.values():  # whose statements take long to build anew
+            dialect.clock = clock
+
+    def use_ids(self, ids: Iterable[int] | None) -> None:
+        """Give new jobs these ids, one after the other: for tests whose rows are always the same.
+
+        None for those that the database draws, which must not meet the given ones.
+        """
+        self._ids = None if ids is None else iter(ids)
+        for dialect in self._dialects.values():
+            dialect.ids = self._ids
 
     def dialect(self, name: str) -> Dialect:
         """This application's statements for SQLAlchemy's name of a database, built once."""
         if name not in self._dialects:
             self._dialects[name] = dialect_of(name, self.schema, self.clock)
+            self._dialects[name].ids = self._ids
         return self._dialects[name]
 
     def dialect_for(self, connection: Connection) -> Dialect:

@@ -19,6 +19,7 @@
     ├── UnknownKindError          no action is registered for the kind (also a LookupError)
     ├── InvalidTransitionError    the job's state does not allow the verb
     └── LeaseLostError            the run no longer owns its job
+        └── NotRunningError       nor does any other: it ended before, or was taken back
 
 ``TransactionError.retryable`` says whether running the whole unit of work again can help.
 
@@ -60,6 +61,7 @@ __all__ = [
     "InvalidTransitionError",
     "JobNotFoundError",
     "LeaseLostError",
+    "NotRunningError",
     "PayloadError",
     "RegistrationError",
     "SchemaError",
@@ -233,3 +235,10 @@ class InvalidTransitionError(CycloneError):
 
 class LeaseLostError(CycloneError):
     """Another worker may have this job now: the run's results were not and will not be written."""
+
+
+class NotRunningError(LeaseLostError):
+    """The run has ended already, or was taken back, and no other has the job yet.
+
+    Nothing was written.
+    """

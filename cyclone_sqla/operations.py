@@ -64,6 +64,8 @@ def enqueue(connection: Connection, dialect: Dialect, spec: JobSpec, origin: str
     Raises DuplicateError if an active job holds the unique key and ``on_duplicate`` is "raise". The
     caller's transaction is usable after it.
     """
+    if dialect.ids is not None:
+        return enqueue_many(connection, dialect, [spec], origin)[0]
     dialect.refuse_unfit(connection)
 
     def attempt() -> JobRef:
@@ -307,7 +309,7 @@ def _insert_all(
         return {}
     for key in sorted({spec.sequence or "" for spec in specs.values() if spec.sequence_lock}):
         dialect.lock_sequence(connection, key)
-    ids = dict(zip(specs, dialect.draw_ids(connection, len(specs)), strict=True))
+    ids = dict(zip(specs, dialect.next_ids(connection, len(specs)), strict=True))
     _check_positions(connection, dialect, specs.values())
     keys = {i: (spec.kind, spec.unique) for i, spec in specs.items() if spec.unique is not None}
     firsts = _firsts(keys)
@@ -502,6 +504,15 @@ class Claiming:
 def claim(connection: Connection, dialect: Dialect, wanted: Claiming) -> list[ClaimedJob]:
     """Take jobs, of each queue by priority and id."""
     return _all_claimed(dialect.claim(connection, wanted.slots, wanted.params))
+
+
+def claim_this(
+    connection: Connection, dialect: Dialect, job_id: int, worker: str, lease_length: timedelta
+) -> ClaimedJob | None:
+    """Take one job, if it is available and nobody has paused its queue or its sequence."""
+    params = {"job_id": job_id, "claimed_by": worker, "lease_length": lease_length}
+    row = next(iter(dialect.claim_this(connection, params)), None)
+    return None if row is None else _claimed(row)
 
 
 def settle_and_claim(
@@ -703,6 +714,25 @@ def settle_within(
     Raises LeaseLostError if the run does not hold its lease any more, Cancelled if it was asked to
     stop: nothing of the transaction may then be committed.
     """
+    settled, owes = settle_one(connection, dialect, settlement, history_limit=history_limit)
+    state = settled.states.get(settlement.job_id)
+    if state is None:
+        raise LeaseLostError(
+            f"the lease of job {settlement.job_id} was lost: its transaction is rolled back"
+        )
+    if state == State.CANCELLED:
+        raise Cancelled("cancellation was asked for")
+    return owes or settled.has_delayed
+
+
+def settle_one(
+    connection: Connection, dialect: Dialect, settlement: Settlement, *, history_limit: int
+) -> tuple[Settled, bool]:
+    """Write how one run ended, behind whoever has the job's row locked: written, or refused.
+
+    And whether its place in a sequence was left as a debt, because the transaction sees no later
+    commits.
+    """
     owes = settlement.sequence_key is not None and not dialect.sees_commits(connection)
     write = partial(
         settle,
@@ -716,14 +746,18 @@ def settle_within(
     if settled.busy:
         connection.execute(dialect.sql.wait_for, {"id": settlement.job_id})
         settled = write()
-    state = settled.states.get(settlement.job_id)
-    if state is None:
-        raise LeaseLostError(
-            f"the lease of job {settlement.job_id} was lost: its transaction is rolled back"
-        )
-    if state == State.CANCELLED:
-        raise Cancelled("cancellation was asked for")
-    return owes or settled.has_delayed
+    return settled, owes
+
+
+def present(connection: Connection, dialect: Dialect) -> datetime:
+    """The time that due times and leases go by."""
+    now: datetime = connection.execute(dialect.sql.present, {"now": dialect.now()}).scalar_one()
+    return now
+
+
+def is_there(connection: Connection, dialect: Dialect, job_id: int) -> bool:
+    """Whether a job has this id, by a plain read."""
+    return bool(_leases_of(connection, dialect, [job_id]))
 
 
 def still_holds(connection: Connection, dialect: Dialect, run: HeldRun) -> bool:
@@ -972,12 +1006,23 @@ def rescue(
     return _release(connection, dialect, settlements, history_limit, only_expired=True)
 
 
-def recover(connection: Connection, dialect: Dialect, *, limit: int, history_limit: int) -> Settled:
+def recover(
+    connection: Connection,
+    dialect: Dialect,
+    *,
+    limit: int,
+    history_limit: int,
+    worker: str | None = None,
+) -> Settled:
     """Put back at once, or discard at the limit, up to ``limit`` runs, whoever holds their leases.
 
-    Only for a worker that knows itself alone, before it claims anything. Attempts stay as counted.
+    Only for a worker that knows itself alone, before it claims anything; or, with ``worker``, that
+    knows who held them to be gone. Attempts stay as counted.
     """
-    rows = connection.execute(dialect.sql.running, {"limit": limit})
+    if worker is None:
+        rows = connection.execute(dialect.sql.running, {"limit": limit})
+    else:
+        rows = connection.execute(dialect.sql.running_under, {"limit": limit, "worker": worker})
     settlements = [
         _lost(LostRun(*row), "it was gone when the next one started", timedelta(0)) for row in rows
     ]

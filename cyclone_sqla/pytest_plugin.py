@@ -16,16 +16,21 @@ An application says in its conftest.py what it is, and on which engine its tests
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine
 
     from cyclone_sqla import Cyclone
-    from cyclone_sqla.testing import CycloneEnv
+    from cyclone_sqla.testing import AsyncCycloneEnv, CycloneEnv
 
 # Nothing of ours or SQLAlchemy's is imported here: every run of pytest loads this module.
 
@@ -48,6 +53,13 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What the cases of the conformance suite came to, if they were run."""
+    from cyclone_sqla.testing.conformance.table import write_table
+
+    write_table(terminalreporter)
+
+
 @pytest.fixture(scope="session")
 def cyclone_app() -> Cyclone:
     """The application's Cyclone: every application has to say which."""
@@ -61,16 +73,12 @@ def cyclone_app() -> Cyclone:
 def cyclone_engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     """The engine of all tests: of ``--cyclone-database-url``, else SQLite in memory."""
     from sqlalchemy import create_engine
-    from sqlalchemy.pool import StaticPool
 
     from cyclone_sqla import begin_before_savepoints
+    from cyclone_sqla.urls import parsed, worker_url
 
-    url: str | None = request.config.getoption("--cyclone-database-url")
-    if url is None:
-        in_memory = {"check_same_thread": False}
-        engine = create_engine("sqlite://", poolclass=StaticPool, connect_args=in_memory)
-    else:
-        engine = create_engine(url)
+    url = worker_url(parsed(_url(request) or "sqlite://"))
+    engine = create_engine(url, **_pool_of(url.database, url.get_backend_name()))
     begin_before_savepoints(engine)
     yield engine
     engine.dispose()
@@ -93,12 +101,144 @@ def cyclone_env(
     """The jobs of one test, on a connection whose transaction is rolled back after it."""
     from cyclone_sqla.testing import CycloneEnv
 
-    marker: pytest.Mark | None = request.node.get_closest_marker("cyclone")
-    options: Mapping[str, bool] = marker.kwargs if marker is not None else {}
     with cyclone_database.connect() as connection:
         outer = connection.begin()
         try:
-            with CycloneEnv(connection, cyclone_app, **options) as env:
+            with CycloneEnv(connection, cyclone_app, **_options(request)) as env:
                 yield env
         finally:
             outer.rollback()
+
+
+@pytest.fixture
+def cyclone_file_engine(cyclone_app: Cyclone, tmp_path: Path) -> Iterator[Engine]:
+    """The engine of a fresh SQLite file with the queue's tables: for one test with threads or a
+    real worker, where commits are commits.
+    """
+    from sqlalchemy import create_engine
+
+    from cyclone_sqla import begin_before_savepoints
+    from cyclone_sqla.migrations import migrate_database
+
+    engine = create_engine(f"sqlite:///{tmp_path / 'cyclone.db'}")
+    begin_before_savepoints(engine)
+    migrate_database(engine, schema=cyclone_app.schema)
+    yield engine
+    engine.dispose()
+
+
+# ---- asynchronous applications -------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def cyclone_async_engine(request: pytest.FixtureRequest) -> Iterator[AsyncEngine]:
+    """The asynchronous engine of all tests: of ``--cyclone-database-url``, by psycopg or aiosqlite
+    unless it names another driver; else SQLite in memory.
+
+    It keeps no connections: those of one test belong to its event loop.
+    """
+    import asyncio
+
+    from sqlalchemy.ext.asyncio import create_async_engine
+    from sqlalchemy.pool import NullPool
+
+    from cyclone_sqla import begin_before_savepoints
+    from cyclone_sqla.urls import parsed
+
+    url = parsed(_url(request) or "sqlite://")
+    if url.drivername == "sqlite":
+        url = url.set(drivername="sqlite+aiosqlite")
+    elif url.drivername == "postgresql":
+        url = url.set(drivername="postgresql+psycopg")
+    pool = _pool_of(url.database, url.get_backend_name()) or {"poolclass": NullPool}
+    engine = create_async_engine(url, **pool)
+    begin_before_savepoints(engine)
+    yield engine
+    asyncio.run(engine.dispose())
+
+
+@pytest.fixture(scope="session")
+def cyclone_async_database(cyclone_async_engine: AsyncEngine, cyclone_app: Cyclone) -> AsyncEngine:
+    """The asynchronous engine of a database with the queue's tables in it."""
+    import asyncio
+
+    from cyclone_sqla.migrations import upgrade
+
+    async def migrate() -> None:
+        async with cyclone_async_engine.begin() as connection:
+            await connection.run_sync(lambda sync: upgrade(sync, schema=cyclone_app.schema))
+
+    asyncio.run(migrate())
+    return cyclone_async_engine
+
+
+@pytest.fixture
+def cyclone_async_env(request: pytest.FixtureRequest) -> AsyncCycloneEnv:
+    """The jobs of one asynchronous test: by anyio's plugin where the test uses that, else by
+    pytest-asyncio.
+    """
+    runner = "anyio" if "anyio_backend" in request.fixturenames else "asyncio"
+    if runner == "asyncio" and not request.config.pluginmanager.has_plugin("asyncio"):
+        raise pytest.UsageError(
+            "cyclone_async_env needs a plugin that runs asynchronous tests: anyio's (and "
+            "pytest.mark.anyio on the test), or pytest-asyncio"
+        )
+    env: AsyncCycloneEnv = request.getfixturevalue(f"_cyclone_env_of_{runner}")
+    return env
+
+
+async def _cyclone_env_of_anyio(
+    request: pytest.FixtureRequest, cyclone_async_database: AsyncEngine, cyclone_app: Cyclone
+) -> AsyncIterator[AsyncCycloneEnv]:
+    async with _async_env(cyclone_async_database, cyclone_app, _options(request)) as env:
+        yield env
+
+
+async def _cyclone_env_of_asyncio(
+    request: pytest.FixtureRequest, cyclone_async_database: AsyncEngine, cyclone_app: Cyclone
+) -> AsyncIterator[AsyncCycloneEnv]:
+    async with _async_env(cyclone_async_database, cyclone_app, _options(request)) as env:
+        yield env
+
+
+of_anyio = pytest.fixture(name="_cyclone_env_of_anyio")(_cyclone_env_of_anyio)
+if find_spec("pytest_asyncio") is not None:
+    _mark: Any = import_module("pytest_asyncio").fixture
+    of_asyncio = _mark(name="_cyclone_env_of_asyncio")(_cyclone_env_of_asyncio)
+
+
+@asynccontextmanager
+async def _async_env(
+    engine: AsyncEngine, app: Cyclone, options: Mapping[str, bool]
+) -> AsyncGenerator[AsyncCycloneEnv]:
+    from cyclone_sqla.testing import AsyncCycloneEnv
+
+    async with engine.connect() as connection:
+        outer = await connection.begin()
+        try:
+            async with AsyncCycloneEnv(connection, app, **options) as env:
+                yield env
+        finally:
+            await outer.rollback()
+
+
+# ---- what they share -----------------------------------------------------------------------------
+
+
+def _url(request: pytest.FixtureRequest) -> str | None:
+    url: str | None = request.config.getoption("--cyclone-database-url")
+    return url
+
+
+def _pool_of(database: str | None, backend: str) -> dict[str, Any]:
+    """A database in memory is one connection, whoever asks for it."""
+    from sqlalchemy.pool import StaticPool
+
+    if backend != "sqlite" or database not in (None, "", ":memory:"):
+        return {}
+    return {"poolclass": StaticPool, "connect_args": {"check_same_thread": False}}
+
+
+def _options(request: pytest.FixtureRequest) -> Mapping[str, bool]:
+    marker: pytest.Mark | None = request.node.get_closest_marker("cyclone")
+    return marker.kwargs if marker is not None else {}

@@ -19,6 +19,7 @@ from cyclone_sqla import lifecycle as life
 from cyclone_sqla.lifecycle import State, Transition, WaitsFor
 from cyclone_sqla.models import (
     HOLDS_UNIQUE_KEY,
+    IS_AVAILABLE,
     IS_DEAD_LETTER,
     IS_DEBT,
     IS_DUE_BY_TIME,
@@ -408,11 +409,21 @@ class Statements(StatementSet):
         )
 
     @cached_property
+    def running_under(self) -> Any:
+        """Running jobs that a worker of this name holds."""
+        return self.running.where(self.job.c.worker == bindparam("worker"))
+
+    @cached_property
     def leases_of(self) -> Any:
         """The present lease and state of given jobs."""
         job, wanted = self.job, self.syntax.rows("wanted", ID)
         columns = (job.c.id, job.c.lease, job.c.state, job.c.cancel_requested_at)
         return select(*columns).where(job.c.id == wanted.c.id)
+
+    @cached_property
+    def present(self) -> Any:
+        """The present time."""
+        return select(sa.type_coerce(self.now(), Timestamp()))
 
     # ---- stage -----------------------------------------------------------------------------------
 
@@ -464,6 +475,21 @@ class Statements(StatementSet):
             "started_at": self.now(),
             "updated_at": self.now(),
         }
+
+    def claim_this(self, lease: ColumnElement[Any]) -> Any:
+        """One available job, by its id."""
+        job = self.job
+        return (
+            sa.update(job)
+            .where(
+                job.c.id == bindparam("job_id", type_=BigInteger()),
+                predicate(IS_AVAILABLE),
+                self.may_start(job),
+                self.not_paused(job.c.queue),
+            )
+            .values(self.claim_values(lease))
+            .returning(*self.claimed)
+        )
 
     @property
     def claimed(self) -> tuple[ColumnElement[Any], ...]:

@@ -20,6 +20,8 @@ from tests.databases import (
 from tests.servers.postgres import Postgres, PostgresServer
 from tests.shop import Shop
 
+pytest.register_assert_rewrite("cyclone_sqla.testing.conformance")
+
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:

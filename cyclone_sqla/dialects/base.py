@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -75,6 +76,9 @@ class Dialect(ABC):
     engine of the worker's own, which begins as that needs.
     """
 
+    ids: Iterator[int] | None = None
+    """Where a test has new jobs get their ids from, instead of the database."""
+
     def __init__(self, schema: str | None, clock: Clock) -> None:
         self.schema = schema
         self.clock = clock
@@ -115,9 +119,14 @@ class Dialect(ABC):
     def savepoint(self, connection: Connection) -> AbstractContextManager[object]:
         """Around a statement whose conflict with a unique key would end the transaction."""
 
+    def next_ids(self, connection: Connection, count: int) -> list[int]:
+        """The ids of new jobs, rising."""
+        drawn = self.draw_ids(connection, count)  # also locks where ids are drawn under a lock
+        return drawn if self.ids is None else sorted(islice(self.ids, count))
+
     @abstractmethod
     def draw_ids(self, connection: Connection, count: int) -> list[int]:
-        """The next job ids, rising."""
+        """The database's next job ids, rising."""
 
     @abstractmethod
     def lock_sequence(self, connection: Connection, key: str) -> None:
@@ -208,6 +217,10 @@ class Dialect(ABC):
         self, connection: Connection, slots: Mapping[str, int], params: Mapping[str, Any]
     ) -> Rows:
         """Claim up to ``slots[queue]`` available jobs of each queue."""
+
+    @abstractmethod
+    def claim_this(self, connection: Connection, params: Mapping[str, Any]) -> Rows:
+        """Claim the job ``job_id`` if it is available."""
 
     def run(self, connection: Connection, steps: Sequence[Step]) -> list[Rows]:
         """Run steps in their order in one transaction, and in one round trip where the driver can;

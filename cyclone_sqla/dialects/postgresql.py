@@ -238,6 +238,9 @@ class PostgresDialect(Dialect):
     ) -> Rows:
         return connection.execute(*self._claiming(slots, params)).all()
 
+    def claim_this(self, connection: Connection, params: Mapping[str, Any]) -> Rows:
+        return connection.execute(self._claim_this, {**params, "now": self.now()}).all()
+
     def run(self, connection: Connection, steps: Sequence[Step]) -> list[Rows]:
         if self._pipeline.fits(connection):
             return self._pipeline.run(connection, steps)
@@ -311,7 +314,9 @@ class PostgresDialect(Dialect):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        self._lease = func.nextval(_regclass(self.tables.lease_sequence), type_=BigInteger())
         self._claim = self._build_claim().returning(*self.sql.claimed)
+        self._claim_this = self.sql.claim_this(self._lease)
         self._pipeline = Pipeline()
         self.turns = TurnFunction(
             complete=self.sql.complete,
@@ -377,9 +382,7 @@ class PostgresDialect(Dialect):
         )
         target = self.tables.job
         ids = func.array(picked, type_=ARRAY(BigInteger))
-        values = self.sql.claim_values(
-            func.nextval(_regclass(self.tables.lease_sequence), type_=BigInteger())
-        )
+        values = self.sql.claim_values(self._lease)
         if also is not None:
             ids = func.array_append(ids, also, type_=ARRAY(BigInteger))
             values["admitted"] = sa.case((target.c.id == also, True), else_=target.c.admitted)

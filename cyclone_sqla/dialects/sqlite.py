@@ -159,9 +159,12 @@ class SqliteDialect(Dialect):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._claim = self._build_claim()
-        self._probe = self._build_probe()
         counter = self.tables.counter
+        last = select(counter.c.value).where(counter.c.name == LEASE_COUNTER)
+        self._last_lease = last.scalar_subquery()
+        self._claim = self._build_claim()
+        self._claim_this = self.sql.claim_this(self._last_lease + 1)
+        self._probe = self._build_probe()
         self._raise_leases = (
             sa.update(counter)
             .where(counter.c.name == LEASE_COUNTER)
@@ -313,6 +316,12 @@ class SqliteDialect(Dialect):
             rows += claimed
         return rows
 
+    def claim_this(self, connection: Connection, params: Mapping[str, Any]) -> Rows:
+        claimed = connection.execute(self._claim_this, {**params, "now": self.now()}).all()
+        if claimed:
+            connection.execute(self._raise_leases, {"count": 1})
+        return claimed
+
     def together(self, connection: Connection) -> AbstractContextManager[None]:
         return nullcontext()
 
@@ -375,9 +384,8 @@ class SqliteDialect(Dialect):
             .limit(slots)
             .subquery("picked")
         )
-        counter, target = self.tables.counter, self.tables.job
-        last = select(counter.c.value).where(counter.c.name == LEASE_COUNTER).scalar_subquery()
-        lease = last + picked.c.number
+        target = self.tables.job
+        lease = self._last_lease + picked.c.number
         return (
             sa.update(target)
             .where(target.c.id == picked.c.id)

@@ -20,22 +20,19 @@ from sqlalchemy.orm import Session, SessionTransaction
 from cyclone_sqla import operations
 from cyclone_sqla.actions import Action
 from cyclone_sqla.app import Cyclone
-from cyclone_sqla.backoff import DEFAULT_BACKOFF
 from cyclone_sqla.context import ClaimedJob
-from cyclone_sqla.dialects import WorkerConnection
 from cyclone_sqla.dialects.sqlite import begin_before_savepoints
 from cyclone_sqla.errors import ConfigurationError, CycloneError
 from cyclone_sqla.figures import JobEvent
 from cyclone_sqla.job_spec import JobRef
-from cyclone_sqla.lifecycle import TERMINAL, State
+from cyclone_sqla.lifecycle import DUE_BY_TIME, TERMINAL, State
 from cyclone_sqla.models import Job
-from cyclone_sqla.operations import Claiming, LostRun, Settlement
+from cyclone_sqla.operations import Claiming, Settlement
 from cyclone_sqla.outcomes import Discard, Discarded, Outcome, Retried, Retry
+from cyclone_sqla.port import JoinedConnection, Upkeep
 from cyclone_sqla.settings import DEFAULT_SETTINGS
 from cyclone_sqla.testing.clock import ManualClock
-from cyclone_sqla.worker.maintenance import Stager
-from cyclone_sqla.worker.rhythm import Contact
-from cyclone_sqla.worker.runs import Run, is_awaitable
+from cyclone_sqla.worker.runs import Run, Written, is_awaitable
 from cyclone_sqla.worker.unit_of_work import Books, UnitOfWork
 from cyclone_sqla.worker.verdicts import End, conclude, outcome_of
 
@@ -52,8 +49,6 @@ WORKER = "cyclone-env"
 """The name of the worker that a test is."""
 
 _LEASE = DEFAULT_SETTINGS.lease_length
-_EMPTY_LOOKS = 3
-"""A delayed job in a sequence needs as many: it is staged, admitted, claimed."""
 
 
 class NotIdleError(CycloneError, AssertionError):
@@ -118,6 +113,20 @@ class CycloneEnv:
         self._expire()
         return runs
 
+    def run(self, job: JobRef | Job) -> Job:
+        """Run one job now, and only that; the job as it is after it.
+
+        A delayed or retrying job need not wait for its time: it is given the present one, which its
+        history tells. AssertionError says what else keeps a job from running: that it is not its
+        turn, that it is paused or has ended. UnknownKindError if it has no action; JobNotFoundError
+        if it is not there. Raises what the action raised (see ``raise_errors``).
+        """
+        self._flush()
+        with self._only_once():
+            self._run(self._claim(job.id))
+        self._expire()
+        return self.app.get(self.connection, job.id)
+
     def crash(self, at: CrashPoint, job: JobRef | Job | None = None) -> None:
         """Let the worker die in the next run, or the next one of ``job``.
 
@@ -133,7 +142,7 @@ class CycloneEnv:
         """The present time of this test."""
         return self.clock.now()
 
-    def advance(self, by: timedelta | None = None, **parts: float) -> None:
+    def advance(self, by: timedelta | None = None, /, **parts: float) -> None:
         """Let time pass: a timedelta, or its parts, as in ``advance(hours=24)``.
 
         With ``auto_start``, what becomes due runs.
@@ -155,11 +164,11 @@ class CycloneEnv:
             self._session = self._join()
         return self._session
 
-    def enqueued(self, action: Action[..., Any] | str, **arguments: Any) -> list[Job]:
+    def enqueued(self, action: Action[..., Any] | str, /, **arguments: Any) -> list[Job]:
         """The jobs of an action (or kind) that have not ended, with at least these arguments."""
         return [job for job in self.jobs(action, **arguments) if job.state not in TERMINAL]
 
-    def jobs(self, action: Action[..., Any] | str, **arguments: Any) -> list[Job]:
+    def jobs(self, action: Action[..., Any] | str, /, **arguments: Any) -> list[Job]:
         """All jobs of an action (or kind) with at least these arguments, by id."""
         self._flush()
         kind = action if isinstance(action, str) else action.kind
@@ -195,17 +204,17 @@ class CycloneEnv:
         """What is written down of a job: its failed attempts, and people's acts."""
         return self.app.history(self.connection, job.id)
 
-    def assert_enqueued(self, action: Action[..., Any] | str, **arguments: Any) -> Job:
+    def assert_enqueued(self, action: Action[..., Any] | str, /, **arguments: Any) -> Job:
         """The one job of the action that waits with these arguments; AssertionError if it is not
         one.
         """
         return self._the_one(action, arguments, self.enqueued(action, **arguments), "waits")
 
-    def assert_completed(self, action: Action[..., Any] | str, **arguments: Any) -> Job:
+    def assert_completed(self, action: Action[..., Any] | str, /, **arguments: Any) -> Job:
         """The one completed job of the action with these arguments; else AssertionError."""
         return self._in_state(State.COMPLETED, action, arguments)
 
-    def assert_discarded(self, action: Action[..., Any] | str, **arguments: Any) -> Job:
+    def assert_discarded(self, action: Action[..., Any] | str, /, **arguments: Any) -> Job:
         """The one discarded job of the action with these arguments; else AssertionError."""
         return self._in_state(State.DISCARDED, action, arguments)
 
@@ -246,10 +255,9 @@ class CycloneEnv:
         self._clock_before = self.app.clock
         self.app.use_clock(self.clock)
         self._dialect = self.app.dialect(self.connection.dialect.name)
-        self._held = _Joined(self.connection)
-        self._stager = Stager(
-            self._dialect, self._held, poll=60.0, contact=Contact(60.0), on_staged=_nothing
-        )
+        self._held = JoinedConnection(self.connection, self._dialect)
+        self._upkeep = Upkeep(self.app, self._dialect, self._held)
+        self._rescued_at: datetime | None = None
         event.listen(Session, "after_commit", self._note_commit)
         event.listen(Session, "after_transaction_end", self._start_after_commit)
         return self
@@ -275,37 +283,53 @@ class CycloneEnv:
     # ---- one run ---------------------------------------------------------------------------------
 
     def _next_job(self) -> ClaimedJob | None:
-        """Claim one job that is due, whatever has to be staged, admitted or rescued for that."""
-        for _ in range(_EMPTY_LOOKS):
-            self._rescue()
-            self._stager.look_ahead()
-            for queue in self.app.registry.queues():
-                wanted = Claiming({queue: 1}, self.app.registry.kinds(), WORKER, _LEASE)
-                with self._held.transaction() as connection:
+        """Claim one job that is due, whatever has to be rescued, staged or admitted for that."""
+        while True:
+            pause = self._look()
+            kinds = self.app.registry.kinds()
+            for queue in self._queues():
+                wanted = Claiming({queue: 1}, kinds, WORKER, _LEASE)
+                with self._held.step() as connection:
                     claimed = operations.claim(connection, self._dialect, wanted)
                 if claimed:
                     return claimed[0]
-        return None
+            if pause > 0:
+                return None
 
-    def _rescue(self) -> None:
-        with self._held.transaction() as connection:
-            lost = operations.expired_runs(connection, self._dialect, LIMIT)
-            if lost:
-                limit = DEFAULT_SETTINGS.history_limit
-                operations.rescue(
-                    connection, self._dialect, lost, self._backoff, history_limit=limit
-                )
+    def _look(self) -> float:
+        """A lease runs out as the clock moves, and not otherwise."""
+        now = self.clock.now()
+        if self._rescued_at != now:
+            self._upkeep.rescue()
+            self._rescued_at = now
+        return self._upkeep.stage()
 
-    def _backoff(self, run: LostRun) -> timedelta:
-        action = self.app.registry.find(run.kind)
-        return (action.backoff if action is not None else DEFAULT_BACKOFF).delay(run.crashes)
+    def _queues(self) -> Sequence[str]:
+        """Where jobs are available: somebody serves every queue."""
+        job = self.app.job_class
+        waiting = sa.select(job.queue).where(job.state == State.AVAILABLE)
+        return self.connection.scalars(waiting.distinct().order_by(job.queue)).all()
+
+    def _claim(self, job_id: int) -> ClaimedJob:
+        """This job, which need not be due; refused where more than a time keeps it from running."""
+        job = self.app.get(self.connection, job_id)
+        self.app.registry.get(job.kind)
+        if job.waits_for in DUE_BY_TIME:
+            self.app.reschedule(self.connection, job_id, process_in=0, by=WORKER)
+        while self._look() <= 0:
+            pass
+        with self._held.step() as connection:
+            claimed = operations.claim_this(connection, self._dialect, job_id, WORKER, _LEASE)
+        if claimed is None:
+            raise AssertionError(self.app.explain(self.connection, job_id).text)
+        return claimed
 
     def _run(self, job: ClaimedJob) -> None:
         crash = self._crash_of(job)
         if crash == "claimed":
             return
         action = self.app.registry.get(job.kind)
-        unit = UnitOfWork(self._books(), job, action.is_async)
+        unit = _Unit(self._books(), job, action.is_async)
         run = Run(job, action, unit)
         run.begin()
         end: End | None = None
@@ -318,14 +342,14 @@ class CycloneEnv:
             end = conclude(run, outcome, error)
         if end.written is None:
             self._settle(job, end.outcome)
-        self._raise(end.outcome, error)
+        self._raise(end.outcome, error or unit.error)
 
     def _try(self, run: Run) -> tuple[Outcome, Exception | None]:
         """As a worker does it, but in this thread: pytest's own exceptions go on to pytest."""
         try:
             value = contextvars.Context().run(run.call)
             if is_awaitable(value):
-                value = _await(value)
+                value = self._await(value)
             return run.completed(value), None
         except Exception as exc:  # noqa: BLE001 - it is told by the outcome, and raised at the end
             return outcome_of(run, exc), exc
@@ -355,12 +379,26 @@ class CycloneEnv:
 
     def _books(self) -> Books:
         limit = DEFAULT_SETTINGS.history_limit
-        return Books(self._dialect, _Sessions(self._join), self.app.job_class, WORKER, limit)
+        sessions = _Sessions(self._join, self._join_async)
+        return Books(self._dialect, sessions, self.app.job_class, WORKER, limit)
+
+    def _await(self, value: Any) -> Any:
+        """What an awaitable comes to, in an event loop of its own: the test may be in one."""
+
+        async def wait() -> Any:
+            return await value
+
+        return _run_apart(wait())
 
     # ---- the test's own session ------------------------------------------------------------------
 
     def _join(self) -> Session:
         return Session(bind=self.connection, join_transaction_mode="create_savepoint")
+
+    def _join_async(self) -> AsyncSession:
+        raise ConfigurationError(
+            "ctx.async_session needs an asynchronous connection: take AsyncCycloneEnv"
+        )
 
     @contextmanager
     def _only_once(self) -> Generator[None]:
@@ -386,47 +424,30 @@ class _Crash:
     job_id: int | None
 
 
+class _Unit(UnitOfWork):
+    """The transaction of a run, which remembers why it could not commit."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, books: Books, job: ClaimedJob, is_async: bool) -> None:
+        super().__init__(books, job, is_async)
+        self.error: Exception | None = None
+
+    def commit(self, outcome: Outcome) -> Written | None:
+        self.error = None
+        try:
+            return super().commit(outcome)
+        except Exception as exc:
+            self.error = exc
+            raise
+
+
 class _Sessions:
     """Gives runs their sessions: on the test's connection."""
 
-    def __init__(self, join: Callable[[], Session]) -> None:
+    def __init__(self, join: Callable[[], Session], join_async: Callable[[], AsyncSession]) -> None:
         self.open = join
-
-    def open_async(self) -> AsyncSession:
-        """There is none: the connection is synchronous."""
-        raise ConfigurationError(
-            "ctx.async_session is not there in a CycloneEnv, whose connection is synchronous"
-        )
-
-
-class _Joined(WorkerConnection):
-    """A worker's connection that is the test's: every transaction is a savepoint."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    @contextmanager
-    def transaction(self) -> Generator[Connection]:
-        with self._connection.begin_nested():
-            yield self._connection
-
-    step = reading = transaction
-
-    def close(self) -> None:
-        """The connection is the test's."""
-
-
-def _nothing() -> None:
-    """Nobody has to be told."""
-
-
-def _await(value: Any) -> Any:
-    """What an awaitable comes to, in an event loop of its own: the test may be in one."""
-
-    async def wait() -> Any:
-        return await value
-
-    return _run_apart(wait())
+        self.open_async = join_async
 
 
 def _run_apart(coroutine: Coroutine[Any, Any, Any]) -> Any:

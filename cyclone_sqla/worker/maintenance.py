@@ -182,14 +182,22 @@ class Rescuer:
             self._on_rescued()
         return len(states)
 
-    def recover(self) -> None:
-        """Everything that runs by the database's account, without waiting for leases."""
+    def rescue_all(self) -> None:
+        """Whatever has lapsed by now, without waiting for a turn."""
+        while self.rescue(self._lapsed()) == self._settings.rescue_limit:
+            pass
+
+    def recover(self, worker: str | None = None) -> int:
+        """Everything that runs by the database's account, or under the name of ``worker``, without
+        waiting for leases; how many.
+        """
         states: Counter[State] = Counter()
-        while recovered := self._recover_batch():
+        while recovered := self._recover_batch(worker):
             states.update(recovered)
         if states:
             ends = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
             log.warning("recovered jobs that a crashed worker held: now %s", ends)
+        return states.total()
 
     def _lapsed(self) -> list[LostRun]:
         with self._held.reading() as connection:
@@ -226,13 +234,14 @@ class Rescuer:
             self._hopeless.add((run.id, run.lease))
             log.error("job %s can't be rescued: %s", run.id, brief(exc), extra=_fields(run))
 
-    def _recover_batch(self) -> list[State]:
+    def _recover_batch(self, worker: str | None) -> list[State]:
         with self._held.transaction() as connection:
             settled = operations.recover(
                 connection,
                 self._dialect,
                 limit=self._settings.rescue_limit,
                 history_limit=self._settings.history_limit,
+                worker=worker,
             )
         return list(settled.states.values())
 

@@ -150,6 +150,8 @@ def claim_and_settle(hands: Hands) -> None:
     with hands.held.reading() as connection:
         hands.dialect.may_find_work(connection, ["default"], ["work", "rare"])
         operations.held_by(connection, hands.dialect, "worker-1")
+        operations.present(connection, hands.dialect)
+        operations.is_there(connection, hands.dialect, jobs[0].id)
     hands.settle_all([(job, DONE) for job in jobs[:40]])
     hands.settle_all([(job, DONE) for job in jobs[:5]])
     others = [FAILED, NOT_NOW, HOPELESS, CancelledOutcome(BROKE), GivenBack()]
@@ -157,6 +159,10 @@ def claim_and_settle(hands: Hands) -> None:
     hands.settle_all(pairs, history_limit=1)
     again = hands.claim(5)
     hands.settle_all([(job, FAILED) for job in again], history_limit=0)
+    one = hands.enqueue()
+    with hands.transaction() as connection:
+        claimed = operations.claim_this(connection, hands.dialect, one, "worker-1", DAY)
+    assert claimed is not None
 
 
 def take_care(hands: Hands) -> None:
@@ -166,6 +172,11 @@ def take_care(hands: Hands) -> None:
     assert len(hands.stage(30)) == 30
     lapsed = hands.expired(30)
     assert len(hands.rescue(lapsed).states) == 30
+    with hands.transaction() as connection:
+        recovered = operations.recover(
+            connection, hands.dialect, limit=100, history_limit=25, worker="worker-1"
+        )
+    assert recovered.states
     settings = WorkerSettings(prune_dead_letters=3_600.0)
     pruner = Pruner(hands.dialect, hands.held, settings, Rhythm(60.0, threading.Event()))
     while pruner.prune_batch():

@@ -7,10 +7,10 @@ from typing import Any, TypeAlias
 
 import httpx2
 import pytest
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from cyclone_sqla import begin_before_savepoints
-from cyclone_sqla.testing import CycloneEnv
+from cyclone_sqla.testing import AsyncCycloneEnv
 from docs.examples import fastapi_app
 from docs.examples.fastapi_app import Base, app, confirm, cyclone, get_session
 from tests.databases import Database
@@ -21,22 +21,15 @@ DRIVERS = {"postgresql": "psycopg_async", "sqlite": "aiosqlite"}
 class Shop:
     """The application, on the connection of a test: a client, the jobs, and what was mailed."""
 
-    def __init__(
-        self, connection: AsyncConnection, env: CycloneEnv, client: httpx2.AsyncClient
-    ) -> None:
+    def __init__(self, env: AsyncCycloneEnv, client: httpx2.AsyncClient) -> None:
         self.client = client
         self.env = env
         self.mails: list[tuple[str, str]] = []
-        self._connection = connection
 
     async def post(self, path: str, **body: str) -> tuple[int, Any]:
         """The status of the response, and what is in it."""
         response = await self.client.post(path, json=body)
         return response.status_code, response.json()
-
-    async def do(self, act: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Call a method of `env`, which works on the connection of this event loop."""
-        return await self._connection.run_sync(lambda _: act(*args, **options))
 
     def send_mail(self, to: str, text: str) -> None:
         """What takes the place of the mail server."""
@@ -62,23 +55,11 @@ async def shop_on(database: Database, auto_start: bool) -> AsyncIterator[Shop]:
     ):
         outer = await connection.begin()
         await connection.run_sync(Base.metadata.create_all)
-        async with jobs_on(connection, auto_start) as env:
-            yield Shop(connection, env, client)
+        async with AsyncCycloneEnv(connection, cyclone, auto_start=auto_start) as env:
+            yield Shop(env, client)
         await outer.rollback()
     app.dependency_overrides.clear()
     await engine.dispose()
-
-
-@asynccontextmanager
-async def jobs_on(connection: AsyncConnection, auto_start: bool) -> AsyncIterator[CycloneEnv]:
-    """The environment of the jobs on an asynchronous connection."""
-    assert connection.sync_connection is not None
-    env = CycloneEnv(connection.sync_connection, cyclone, auto_start=auto_start)
-    await connection.run_sync(lambda _: env.__enter__())
-    try:
-        yield env
-    finally:
-        await connection.run_sync(lambda _: env.__exit__())
 
 
 Story: TypeAlias = Callable[[Shop], Awaitable[None]]
@@ -104,9 +85,9 @@ async def test_an_order_is_confirmed_at_once_and_its_customer_reminded_later(sho
     assert (await shop.post("/orders", **ORDER))[0] == 201
     assert shop.mails == [("anna@example.org", "Thank you! Your order is tea-1.")]
 
-    await shop.do(shop.env.advance, days=13)
+    await shop.env.advance(days=13)
     assert len(shop.mails) == 1
-    await shop.do(shop.env.advance, days=1)
+    await shop.env.advance(days=1)
     assert shop.mails[1:] == [("anna@example.org", "Your order tea-1 is not paid yet.")]
 
 
@@ -115,7 +96,7 @@ async def test_a_refused_order_leaves_no_job(shop: Shop) -> None:
     await shop.post("/orders", **ORDER)
     status, body = await shop.post("/orders", **ORDER)
     assert (status, body) == (409, {"detail": "there is an order tea-1"})
-    assert len(await shop.do(shop.env.jobs, confirm)) == 1
+    assert len(await shop.env.jobs(confirm)) == 1
     assert len(shop.mails) == 1
 
 
@@ -126,7 +107,7 @@ async def test_an_invoice_is_made_by_one_job_at_a_time(shop: Shop) -> None:
     assert status == 202
     assert await shop.post(f"/orders/{order}/invoice") == (409, {"detail": {"job": job}})
 
-    await shop.do(shop.env.run_until_idle)
+    await shop.env.run_until_idle()
 
     assert shop.mails[-1] == ("anna@example.org", "Invoice for tea-1")
     assert (await shop.client.get(f"/jobs/{job}")).json() == {"state": "completed", "error": None}

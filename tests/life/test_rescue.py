@@ -27,22 +27,6 @@ def test_a_lease_counts_until_its_very_end(hands: Hands) -> None:
     assert [run.id for run in hands.expired()] == [job.id]
 
 
-def test_the_first_crash_of_a_job_runs_again_at_once(hands: Hands) -> None:
-    job_id = hands.enqueue()
-    crash(hands, worker="lost")
-
-    assert hands.rescue().states == {job_id: State.AVAILABLE}
-
-    row = hands.job(job_id)
-    assert (row.state, row.crashes, row.attempt) == ("available", 1, 1)
-    assert row.last_error is not None
-    assert "worker lost was lost" in row.last_error
-    assert [(e.event, e.attempt, e.worker) for e in hands.history(job_id)] == [
-        ("rescue", 1, "lost")
-    ]
-    assert hands.claim_one().attempt == 2
-
-
 def test_the_second_crash_of_the_same_job_backs_off(hands: Hands) -> None:
     job_id = hands.enqueue()
     crash(hands)
@@ -54,20 +38,6 @@ def test_the_second_crash_of_the_same_job_backs_off(hands: Hands) -> None:
     row = hands.job(job_id)
     assert (row.waits_for, row.crashes) == ("retry", 2)
     assert row.run_at == hands.clock.now() + timedelta(seconds=7)
-
-
-def test_a_crash_in_the_last_attempt_discards_the_job_and_says_why(hands: Hands) -> None:
-    job_id = hands.enqueue(max_attempts=2)
-    crash(hands)
-    hands.rescue()
-    crash(hands, worker="w-2")
-
-    assert hands.rescue().states == {job_id: State.DISCARDED}
-
-    row = hands.job(job_id)
-    assert (row.state, row.dead_letter, row.attempt) == ("discarded", True, 2)
-    assert row.last_error == ("WorkerLost: worker w-2 was lost during attempt 2, the last of 2")
-    assert [entry.event for entry in hands.history(job_id)] == ["rescue", "discard"]
 
 
 def test_snoozes_do_not_bring_a_crashing_job_nearer_to_its_limit(hands: Hands) -> None:

@@ -12,7 +12,6 @@ from cyclone_sqla import (
     DuplicateError,
     DuplicatePositionError,
     InvalidJobError,
-    InvalidKeyError,
     InvalidTransitionError,
     JobSpec,
     SequenceGapError,
@@ -111,29 +110,6 @@ def test_a_waiting_job_becomes_claimable_by_the_very_end_of_the_one_before(hands
     assert hands.job(second).state == "available"
 
 
-def test_keys_and_jobs_without_one_do_not_block_each_other(hands: Hands) -> None:
-    a = line(hands, 2, sequence="a")
-    b = line(hands, 2, sequence="b")
-    plain = hands.enqueue()
-
-    assert {job.id for job in hands.claim()} == {a[0], b[0], plain}
-    assert hands.claim() == []
-
-
-def test_a_key_is_one_line_over_kinds_and_queues(hands: Hands) -> None:
-    ids = [
-        hands.enqueue("one", sequence=KEY, queue="left"),
-        hands.enqueue("two", sequence=KEY, queue="right"),
-        hands.enqueue("one", sequence=KEY, queue="right"),
-    ]
-    hands.admit()
-
-    for expected in ids:
-        (job,) = hands.claim(queues=("left", "right"), kinds=("one", "two"))
-        assert job.id == expected
-        hands.settle(job, DONE)
-
-
 def test_order_beats_priority_inside_a_key_and_priority_rules_between_keys(hands: Hands) -> None:
     ids = [hands.enqueue(sequence=KEY, priority=priority) for priority in (9, 0, -9)]
     other = hands.enqueue(sequence="other", priority=0)
@@ -148,13 +124,6 @@ def test_a_job_that_is_admitted_together_with_its_followers_is_the_head(hands: H
 
     assert [hands.job(i).state for i in ids] == ["available", *["pending"] * 3]
     assert drain(hands) == ids
-
-
-@pytest.mark.parametrize("key", ["", "a\0b", "x" * 257, "\ud800"])
-def test_a_key_that_no_database_could_keep_is_refused(hands: Hands, key: str) -> None:
-    with pytest.raises(InvalidKeyError):
-        hands.enqueue(sequence=key)
-    assert hands.rows() == []
 
 
 @pytest.mark.parametrize("state", ["available", "running"])
@@ -204,60 +173,6 @@ def test_a_head_that_will_run_again_keeps_its_place(hands: Hands, event: str) ->
     assert drain(hands) == ids
 
 
-def test_a_delayed_job_holds_back_those_behind_it(hands: Hands) -> None:
-    ids = line(hands, 1, process_in=HOUR) + line(hands, 1)
-    assert hands.job(ids[0]).waits_for == "time"
-    assert hands.claim() == []
-
-    hands.clock.advance(hours=1)
-    assert hands.stage() == ["default"]
-    assert drain(hands) == ids
-
-
-def test_a_delay_that_is_over_before_the_turn_comes_costs_nothing(hands: Hands) -> None:
-    first, second = line(hands, 1)[0], line(hands, 1, process_in=HOUR)[0]
-    assert hands.job(second).waits_for == "turn"
-    hands.clock.advance(hours=2)
-    assert hands.stage() == []
-
-    assert run(hands) == first
-    assert hands.claim_one().id == second
-
-
-def test_a_turn_that_comes_before_the_time_makes_the_job_wait_for_its_time(hands: Hands) -> None:
-    _, second = line(hands, 1)[0], line(hands, 1, process_in=HOUR)[0]
-    run(hands)
-    assert hands.job(second).waits_for == "time"
-    hands.clock.advance(hours=1)
-    hands.stage()
-    assert hands.claim_one().id == second
-
-
-@pytest.mark.parametrize("place", [0, 1])
-def test_a_paused_job_keeps_its_place_and_is_what_the_line_waits_for(
-    hands: Hands, place: int
-) -> None:
-    ids = line(hands, 3)
-    hands.act("pause", ids[place])
-    assert drain(hands) == ids[:place]
-    assert hands.job(ids[place]).state == "paused"
-
-    hands.act("resume", ids[place])
-    assert drain(hands) == ids[place:]
-
-
-def test_a_unique_job_that_waits_for_its_turn_holds_its_key(hands: Hands) -> None:
-    line(hands, 1)
-    (second,) = line(hands, 1, unique="order:1")
-
-    with pytest.raises(DuplicateError) as caught:
-        hands.enqueue(sequence=KEY, unique="order:1")
-    assert caught.value.job is not None
-    assert caught.value.job.id == second
-    drain(hands)
-    hands.enqueue(sequence=KEY, unique="order:1")
-
-
 def test_a_waiting_job_past_its_deadline_is_judged_when_its_turn_comes(hands: Hands) -> None:
     _, late, last = [
         hands.enqueue(sequence=KEY, **options)
@@ -279,101 +194,13 @@ def test_a_waiting_job_past_its_deadline_is_judged_when_its_turn_comes(hands: Ha
 # ---- failure policies ----------------------------------------------------------------------------
 
 
-def crash_at_the_limit(hands: Hands) -> None:
-    hands.claim_one()
-    hands.clock.advance(minutes=2)
-    hands.rescue()
+@pytest.mark.parametrize("mode", ["dead-letter", "skip", "halt"])
+def test_a_head_that_cancels_itself_halts_a_halting_sequence_alone(hands: Hands, mode: str) -> None:
+    ids = line(hands, 2, on_failure=mode)
+    run(hands, CancelledOutcome(BROKE))
 
-
-def cancel_while_it_runs(hands: Hands) -> None:
-    job = hands.claim_one()
-    hands.act("cancel", job.id)
-    hands.settle(job, DONE)
-
-
-def cancel_before_it_runs(hands: Hands) -> None:
-    (head,) = [row.id for row in hands.rows() if getattr(row, "admitted", None)]
-    hands.act("cancel", head)
-
-
-ENDS: dict[str, tuple[Callable[[Hands], object], State]] = {
-    "failed for good": (lambda hands: run(hands, HOPELESS), State.DISCARDED),
-    "crashed at its limit": (crash_at_the_limit, State.DISCARDED),
-    "cancelled itself": (lambda hands: run(hands, CancelledOutcome(BROKE)), State.CANCELLED),
-    "cancelled while it ran": (cancel_while_it_runs, State.CANCELLED),
-    "cancelled before it ran": (cancel_before_it_runs, State.CANCELLED),
-}
-
-
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("mode", ["dead-letter", "skip"])
-def test_a_failed_head_lets_the_next_one_run_unless_its_sequence_halts(
-    hands: Hands, mode: str, end: str
-) -> None:
-    ids = line(hands, 3, on_failure=mode, max_attempts=1)
-    act, state = ENDS[end]
-    act(hands)
-
-    row = hands.job(ids[0])
-    assert row.state == state
-    is_dead_letter = state == State.DISCARDED and mode == "dead-letter"
-    assert bool(row.dead_letter) == is_dead_letter
-    assert drain(hands) == ids[1:]
-    prune_all(hands)
-    assert there(hands) == set()
-
-
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("release", ["replay", "skip"])
-def test_a_failed_head_halts_its_sequence_until_a_person_replays_or_skips_it(
-    hands: Hands, release: str, end: str
-) -> None:
-    ids = line(hands, 3, on_failure="halt", max_attempts=1)
-    act, state = ENDS[end]
-    act(hands)
-    late = hands.enqueue(sequence=KEY)
-    assert drain(hands) == []
-    prune_all(hands)
-    assert drain(hands) == []
-    assert hands.job(ids[0]).state == state
-
-    hands.act(release, ids[0], by="anna")
-
-    assert drain(hands) == [*(ids if release == "replay" else ids[1:]), late]
-    assert hands.history(ids[0])[-1].actor == "anna"
-    if release == "skip":
-        assert (hands.job(ids[0]).state, hands.job(ids[0]).dead_letter) == ("completed", None)
-
-
-def test_the_mode_is_that_of_the_job_which_fails(hands: Hands) -> None:
-    ids = line(hands, 1, on_failure="skip") + line(hands, 1, on_failure="halt") + line(hands, 1)
-    run(hands, HOPELESS)
-    run(hands, HOPELESS)
-    assert drain(hands) == []
-
-    hands.act("skip", ids[1])
-    assert drain(hands) == [ids[2]]
-
-
-def test_a_job_cancelled_before_its_turn_halts_a_halting_sequence_when_it_is_reached(
-    hands: Hands,
-) -> None:
-    ids = line(hands, 3, on_failure="halt")
-    hands.act("cancel", ids[1])
-    prune_all(hands)
-    assert drain(hands) == ids[:1]
-
-    hands.act("skip", ids[1])
-    assert drain(hands) == ids[2:]
-
-
-@pytest.mark.parametrize("mode", ["dead-letter", "skip"])
-def test_a_job_cancelled_before_its_turn_is_passed_over_elsewhere(hands: Hands, mode: str) -> None:
-    ids = line(hands, 3, on_failure=mode)
-    hands.act("cancel", ids[1])
-    prune_all(hands)
-    assert there(hands) == {ids[0], ids[2]}
-    assert drain(hands) == [ids[0], ids[2]]
+    assert (hands.job(ids[0]).state, hands.job(ids[0]).dead_letter) == ("cancelled", None)
+    assert drain(hands) == ([] if mode == "halt" else ids[1:])
 
 
 def test_an_incoming_job_that_is_cancelled_neither_runs_nor_blocks(hands: Hands) -> None:
@@ -687,21 +514,6 @@ def numbered(hands: Hands, *positions: int, **options: Any) -> list[int]:
     return ids
 
 
-def test_positions_that_arrive_out_of_order_run_in_order(hands: Hands) -> None:
-    ids = numbered(hands, 3, 1, 4, 2)
-    assert drain(hands) == [ids[1], ids[3], ids[0], ids[2]]
-
-
-def test_a_position_runs_only_after_the_one_before_was_released(hands: Hands) -> None:
-    first, third = numbered(hands, 1, 3)
-    assert drain(hands) == [first]
-    assert hands.job(third).state == "pending"
-    assert drain(hands) == []
-
-    (second,) = numbered(hands, 2)
-    assert drain(hands) == [second, third]
-
-
 def test_the_first_position_is_one_and_nothing_runs_before_it(hands: Hands) -> None:
     (second,) = numbered(hands, 2)
     assert drain(hands) == []
@@ -896,6 +708,19 @@ def test_retention_never_removes_a_head_or_what_still_owes_its_place(hands: Hand
     assert drain(hands) == ids[1:]
     prune_all(hands)
     assert there(hands) == set()
+
+
+def test_retention_removes_what_was_cancelled_before_its_turn_unless_it_is_to_halt(
+    hands: Hands,
+) -> None:
+    passed = line(hands, 3)
+    halting = line(hands, 3, sequence="halting", on_failure="halt")
+    for job_id in (passed[1], halting[1]):
+        hands.act("cancel", job_id)
+    prune_all(hands)
+
+    assert there(hands) == {passed[0], passed[2], *halting}
+    assert drain(hands) == [passed[0], halting[0], passed[2]]
 
 
 def test_a_released_head_of_an_empty_line_owes_nothing(hands: Hands) -> None:

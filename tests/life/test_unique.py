@@ -50,13 +50,6 @@ def test_a_duplicate_can_be_answered_with_the_holder(shop: Shop) -> None:
     assert shop.job_ids() == [holder.id, new.id]
 
 
-def test_a_key_belongs_to_its_kind(shop: Shop) -> None:
-    first = _enqueue(shop, "u")
-    with shop.session() as session, session.begin():
-        second = shop.ship.using(unique="u").enqueue(session, 1)
-    assert shop.job_ids() == [first.id, second.id]
-
-
 def test_keys_are_one_key_only_if_they_are_equal(shop: Shop) -> None:
     keys = ["u", "U", "u ", " u", "ü", "u\u0308", "'", "%s", ":x", "\\", '"', "ß", "ss"]
     for key in keys:
@@ -103,13 +96,6 @@ def test_a_conflict_never_changes_the_holder(shop: Shop) -> None:
             mail.using(on_duplicate="return").enqueue(session, "bert")
             shop.cyclone.enqueue_many(session, [mail.job("bert")] * 2, on_duplicate="return")
     assert shop.rows() == before
-
-
-def test_a_key_is_free_again_after_a_rollback(shop: Shop) -> None:
-    with shop.session() as session:
-        shop.mail.using(unique="u").enqueue(session, "anna")
-        session.rollback()
-        assert shop.mail.using(unique="u").enqueue(session, "bert").created
 
 
 def _enqueue(shop: Shop, key: str, **options: object) -> JobRef:

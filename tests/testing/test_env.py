@@ -15,6 +15,7 @@ from cyclone_sqla import (
     DuplicateError,
     Retry,
     Snooze,
+    UnknownKindError,
     begin_before_savepoints,
 )
 from cyclone_sqla.testing import CycloneEnv, NotIdleError
@@ -181,6 +182,102 @@ def test_a_job_that_enqueues_itself_for_ever_is_told(env: CycloneEnv, app: Appli
     assert len(runs) == 20
 
 
+def test_jobs_of_any_queue_run_in_the_order_of_production(
+    env: CycloneEnv, app: Application
+) -> None:
+    app.send.using(queue="elsewhere", priority=5).enqueue(env.session, to="later")
+    app.send.using(queue="elsewhere").enqueue(env.session, to="sooner")
+    assert env.run_until_idle() == 2
+    assert app.sent == ["sooner", "later"]
+
+
+def test_one_job_runs_on_demand_whatever_its_time_and_nothing_else(
+    env: CycloneEnv, app: Application
+) -> None:
+    delayed = app.send.using(process_in=3600).enqueue(env.session, to="delayed")
+    order = app.order.enqueue(env.session, note="b")
+    app.send.enqueue(env.session, to="other")
+
+    first = env.run(delayed)
+    assert (first.state, app.sent) == ("completed", ["delayed"])
+    assert [event.event for event in env.history(delayed)] == ["reschedule"]
+
+    second = env.run(order)
+    assert (second.state, app.sent) == ("completed", ["delayed"])
+    assert second.lease > first.lease
+    assert len(env.enqueued(app.send)) == 2
+
+
+def test_a_job_that_waits_for_its_retry_runs_on_demand(env: CycloneEnv, app: Application) -> None:
+    app.failures = 1
+    ref = app.send.enqueue(env.session, to="a")
+    with pytest.raises(ConnectionError):
+        env.run(ref)
+    assert env.run(env.assert_enqueued(app.send)).attempt == 2
+    assert app.sent == ["a"]
+
+
+def test_a_job_that_may_not_run_says_why(env: CycloneEnv, app: Application) -> None:
+    in_turn = app.send.using(sequence="a")
+    head, follower = (in_turn.enqueue(env.session, to=to) for to in ("head", "follower"))
+    with pytest.raises(AssertionError, match=r"pending \(turn\)"):
+        env.run(follower)
+    app.cyclone.pause(env.connection, head.id)
+    with pytest.raises(AssertionError, match="paused"):
+        env.run(head)
+    app.cyclone.resume(env.connection, head.id)
+    env.run(head)
+    with pytest.raises(AssertionError, match="completed"):
+        env.run(head)
+    assert env.run(follower).state == "completed"
+    stranger = app.cyclone.enqueue(env.session, "unknown", {})
+    with pytest.raises(UnknownKindError):
+        env.run(stranger)
+
+
+def test_savepoints_of_the_application_inside_each_other_leave_nothing(
+    env: CycloneEnv, app: Application
+) -> None:
+    with Session(env.connection, join_transaction_mode="create_savepoint") as session:
+        with session.begin_nested():
+            app.order.enqueue(session, note="kept")
+            undone = session.begin_nested()
+            app.order.enqueue(session, note="undone")
+            undone.rollback()
+            with session.begin_nested():
+                session.add(Order(note="inner"))
+        assert env.run_until_idle() == 2
+        session.rollback()
+        assert app.sent == ["kept"]
+        assert env.jobs(app.order) == []
+        session.add(Order(note="usable"))
+        session.commit()
+    assert env.session.scalars(sa.select(Order.note)).all() == ["usable"]
+
+
+def test_one_job_on_demand_starts_nothing_else_by_its_commit(
+    engine: sa.Engine, app: Application
+) -> None:
+    with engine.connect() as connection, connection.begin() as outer:
+        with CycloneEnv(connection, app.cyclone) as env:
+            env.run(app.order.enqueue(env.session, note="b"))
+            assert app.sent == []
+            env.advance(seconds=1)
+            assert app.sent == ["b"]
+        outer.rollback()
+
+
+def test_a_savepoint_that_is_released_is_no_commit(engine: sa.Engine, app: Application) -> None:
+    with engine.connect() as connection, connection.begin() as outer:
+        with CycloneEnv(connection, app.cyclone) as env:
+            with env.session.begin():
+                with env.session.begin_nested():
+                    app.send.enqueue(env.session, to="a")
+                assert app.sent == []
+            assert app.sent == ["a"]
+        outer.rollback()
+
+
 def test_sequences_unique_keys_and_delays_are_those_of_production(
     env: CycloneEnv, app: Application
 ) -> None:
@@ -245,6 +342,42 @@ def test_a_worker_that_dies_leaves_a_job_that_runs_again(
     assert env.assert_completed(app.order).attempt == 2
 
 
+def test_a_worker_that_dies_after_the_end_was_written_changes_nothing(
+    env: CycloneEnv, app: Application
+) -> None:
+    app.order.enqueue(env.session, note="a")
+    env.crash(at="after_settle")
+    assert env.run_until_idle() == 2
+    env.advance(minutes=2)
+    assert env.run_until_idle() == 0
+    assert env.assert_completed(app.order).attempt == 1
+
+
+def test_a_worker_dies_in_the_run_of_the_job_that_was_named(
+    env: CycloneEnv, app: Application
+) -> None:
+    app.send.enqueue(env.session, to="first")
+    named = app.send.enqueue(env.session, to="named")
+    env.crash(at="before_settle", job=named)
+    env.run_until_idle()
+    assert [job.id for job in env.enqueued(app.send)] == [named.id]
+    env.advance(minutes=2)
+    env.run_until_idle()
+    assert app.sent == ["first", "named", "named"]
+
+
+def test_a_deadline_goes_by_the_tests_clock(env: CycloneEnv, app: Application) -> None:
+    env.raise_errors = False
+    limited = app.send.using(deadline=env.now + timedelta(hours=1))
+    limited.enqueue(env.session, to="in time")
+    env.run_until_idle()
+    limited.enqueue(env.session, to="late")
+    env.advance(hours=1)
+    env.run_until_idle()
+    assert app.sent == ["in time"]
+    assert "deadline" in (env.assert_discarded(app.send, to="late").last_error or "")
+
+
 def test_the_clock_is_the_tests_own_and_the_applications_again_afterwards(
     engine: sa.Engine, app: Application
 ) -> None:
@@ -257,6 +390,10 @@ def test_the_clock_is_the_tests_own_and_the_applications_again_afterwards(
             assert env.assert_enqueued(app.send).created_at == env.now
             with pytest.raises(ValueError, match="run back"):
                 env.advance(timedelta(seconds=-1))
+        with CycloneEnv(connection, app.cyclone, auto_start=False) as env:
+            env.freeze(datetime(2032, 5, 1, tzinfo=UTC))
+            assert app.send.using(queue="x").enqueue(env.session, to="b").state == "available"
+            assert [job.created_at.year for job in env.jobs(app.send)] == [2032]
         outer.rollback()
     assert app.cyclone.clock is before
 

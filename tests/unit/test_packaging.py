@@ -16,6 +16,8 @@ import pytest
 
 _CHECKOUT = Path(__file__).parents[2]
 
+_CASES = ("failure_modes", "jobs", "sequences", "unique")
+
 
 def _build(target: str, source: Path, directory: Path) -> Path:
     """Build the "wheel" or "sdist" of `source`, without a network."""
@@ -87,6 +89,14 @@ def test_an_installed_package_migrates_with_the_scripts_it_holds(
         assert connection.execute("SELECT count(*) FROM cyclone_job").fetchone() == (0,)
 
 
+def test_the_wheel_holds_the_contract_as_tests_and_pytest_its_plugin(
+    names: set[str], wheel: Path
+) -> None:
+    cases = {f"cyclone_sqla/testing/conformance/test_{name}.py" for name in _CASES}
+    assert names >= cases | {"cyclone_sqla/testing/conformance/conftest.py"}
+    assert dict(_entry_points(wheel)["pytest11"]) == {"cyclone-sqla": "cyclone_sqla.pytest_plugin"}
+
+
 def test_the_wheel_holds_nothing_else(names: set[str]) -> None:
     places = {name.split("/")[0] for name in names}
     (information,) = places - {"cyclone_sqla"}
@@ -113,11 +123,15 @@ def test_the_extras_are_named_in_the_metadata(metadata: Message) -> None:
 
 
 def test_alembic_finds_the_plugin(wheel: Path) -> None:
+    assert dict(_entry_points(wheel)["alembic.plugins"]) == {
+        "alembic.autogenerate.cyclone": "cyclone_sqla.alembic_plugin"
+    }
+
+
+def _entry_points(wheel: Path) -> ConfigParser:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith("/entry_points.txt"))
         points = ConfigParser()
         points.optionxform = str
         points.read_string(archive.read(name).decode())
-    assert dict(points["alembic.plugins"]) == {
-        "alembic.autogenerate.cyclone": "cyclone_sqla.alembic_plugin"
-    }
+    return points
