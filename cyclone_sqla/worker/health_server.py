@@ -48,7 +48,10 @@ class HealthServer:
                 f"can't answer health checks on {host}:{port}: {exc.strerror or exc}"
             ) from exc
         thread = threading.Thread(
-            target=self._server.serve_forever, name="cyclone-health", daemon=True
+            target=self._server.serve_forever,
+            name="cyclone-health",
+            daemon=True,
+            kwargs={"poll_interval": 0.1},
         )
         thread.start()
 
