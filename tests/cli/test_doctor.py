@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from click.testing import CliRunner
+from sqlalchemy.exc import IntegrityError
 
 from cyclone_sqla import Context, Cyclone, State, operations
 from cyclone_sqla.cli import main
@@ -198,7 +199,7 @@ def test_an_invalid_index_is_found(server_hands: Hands) -> None:
     for _ in range(2):
         server_hands.enqueue()
     engine = server_hands.database.engine(isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection, pytest.raises(sa.exc.IntegrityError):
+    with engine.connect() as connection, pytest.raises(IntegrityError):
         connection.exec_driver_sql("CREATE UNIQUE INDEX CONCURRENTLY broken ON cyclone_job (kind)")
     finding = found(server_hands)["invalid-index"]
     assert finding.advice == "Run: DROP INDEX CONCURRENTLY broken;"

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from cyclone_sqla import State, Worker
+from cyclone_sqla import State, Worker, WorkerSettings
 from cyclone_sqla.cli import main
 from cyclone_sqla.errors import ConfigurationError
 from cyclone_sqla.schema_version import HEAD, VERSION_TABLE
@@ -34,7 +34,7 @@ from cyclone_sqla.worker.rhythm import Contact
 from tests.databases import Database
 from tests.processes import App, eventually
 from tests.waiting import wait_until
-from tests.worker.site import QUICK, Gate, Site, nothing
+from tests.worker.site import Gate, Site, nothing
 
 
 @pytest.fixture(autouse=True)
@@ -206,7 +206,7 @@ def spent_worker(database: Database) -> Iterator[tuple[Site, Gate, Worker, "Futu
     site.action(gate.passing(), kind="hold")
     site.action(nothing)
     slow, quick = site.enqueue("hold"), site.enqueue()
-    worker = Worker(site.cyclone, **{**QUICK, "grace": 0.0}, max_jobs=1)
+    worker = Worker(site.cyclone, WorkerSettings(poll=0.1, grace=0.0, max_jobs=1))
     with ThreadPoolExecutor(1) as thread:
         ended = thread.submit(worker.run)
         try:
