@@ -234,7 +234,10 @@ class InspectionStatements(StatementSet):
             select(leap.c.id).where(leap.c.id.is_not(None)).limit(MOST_GROUPS).subquery("found")
         )
         return select(
-            job.c.queue, job.c.run_at.label("since"), self._size_of_group(job).label("number")
+            job.c.queue,
+            job.c.kind,
+            job.c.run_at.label("since"),
+            self._size_of_group(job).label("number"),
         ).select_from(groups.join(job, job.c.id == groups.c.id))
 
     def _first_available(self, after: Any) -> ColumnElement[Any]:

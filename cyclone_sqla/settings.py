@@ -34,6 +34,8 @@ class WorkerSettings:
     worker by, host and process if it is left out. ``single_instance`` (SQLite alone) refuses to
     start beside another worker on the same file and keeps others out; as nobody else can be at
     work then, it runs again at once, without waiting for leases, what a crashed one left running.
+    ``max_jobs`` and ``max_memory`` (bytes) have :meth:`Worker.run` end, when its runs have, after
+    so many runs or beyond so much resident memory, for a fresh process to take its place.
     ``keep_*`` are the retentions of ended jobs, None for ever.
     """
 
@@ -49,6 +51,8 @@ class WorkerSettings:
     prepare: bool = True
     name: str | None = None
     single_instance: bool = False
+    max_jobs: int | None = None
+    max_memory: int | None = None
     lock_timeout: float = 10.0
     sqlite_synchronous: str = "NORMAL"
     history_limit: int = 25
@@ -67,6 +71,7 @@ class WorkerSettings:
                 _check_seconds(field.name, value)
         for name in ("concurrency", "rescue_limit", "history_limit"):
             _check_count(name, getattr(self, name))
+        _check_share(self.max_jobs, self.max_memory)
         for queue, slots in (self.queues or {}).items():
             _check_count(f"queues[{queue!r}]", slots)
         if self.lease < MIN_LEASE:
@@ -128,6 +133,14 @@ def _check_seconds(name: str, value: object) -> None:
 def _check_count(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1_000_000:
         raise ConfigurationError(f"{name}: a whole number from 1 to 1,000,000, not {value!r}")
+
+
+def _check_share(max_jobs: object, max_memory: object) -> None:
+    for name, value in (("max_jobs", max_jobs), ("max_memory", max_memory)):
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int) or value < 1
+        ):
+            raise ConfigurationError(f"{name}: a whole number above 0, not {value!r}")
 
 
 DEFAULT_SETTINGS = WorkerSettings()

@@ -11,7 +11,7 @@ import click
 
 from cyclone_sqla.cli.failures import one_line_failures
 
-COMMANDS = ("migrate", "work", "demo", "jobs", "queues", "sequences", "stats")
+COMMANDS = ("migrate", "work", "demo", "jobs", "queues", "sequences", "stats", "doctor")
 """The commands, in the order of the help. Each is `command` in the module of its name."""
 
 

@@ -8,10 +8,11 @@ code meaning
 2    an option, a setting or the application is wrong
 3    the queue's tables are missing or of another version; the message says what to run
 4    a run, or a database that fell silent, would not end in time: its jobs' leases run out
+5    --max-jobs or --max-memory is reached and every run has ended: start it again
 130  a second signal ended it at once: the leases of its jobs run out
 ==== ==========================================================================================
 
-With ``--processes`` it is the code of the process that ended worst.
+With ``--processes`` it is the code of the process that ended worst; 5 is then never the end.
 """
 
 from __future__ import annotations
@@ -40,10 +41,12 @@ from cyclone_sqla.cli.failures import (
     one_line_failures,
 )
 from cyclone_sqla.cli.options import DATABASE_URL, Target, find_target, target_options
+from cyclone_sqla.cli.sizes import size
 from cyclone_sqla.cli.stopping import Stopper
 from cyclone_sqla.dialects.migrating import migrating
 from cyclone_sqla.errors import ConfigurationError, SchemaError
 from cyclone_sqla.settings import DEFAULT_SETTINGS, WorkerSettings, parse_queues
+from cyclone_sqla.worker.health_server import LOOPBACK, HealthServer, answers_for, answers_of
 from cyclone_sqla.worker.processes import Processes
 from cyclone_sqla.worker.worker import Worker
 
@@ -62,6 +65,9 @@ class Unfinished(Failed):
     exit_code = 4
 
 
+SPENT = 5
+"""The exit code of a process that wants a fresh one in its place."""
+
 AFTER_GRACE = 15.0
 """Seconds beyond the grace after which a process that is told to stop is gone in any case."""
 
@@ -75,6 +81,7 @@ Exit codes:
     2  an option, a setting or the application is wrong
     3  the queue's tables are missing or of another version
     4  something would not end in time; its leases run out
+    5  --max-jobs or --max-memory is reached, and every run has ended: start it again
   130  a second signal ended it at once; its leases run out
 """
 
@@ -140,6 +147,33 @@ def _seconds(name: str, default: float, text: str) -> Callable[[Any], Any]:
     help="Run N workers, NAME-1 to NAME-N, and start those again that crash.",
 )
 @click.option(
+    "--max-jobs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="After N runs let the rest end, and give way to a fresh process: with --processes it is "
+    "started, a single one ends with exit code 5.",
+)
+@click.option(
+    "--max-memory",
+    type=size,
+    metavar="SIZE",
+    help="The same beyond so much memory, like 512M or 2G; looked at when a run has ended.",
+)
+@click.option(
+    "--health-port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Answer /livez and /readyz by HTTP. With --processes for all of them; they answer "
+    "themselves on the N ports that follow.",
+)
+@click.option(
+    "--health-host",
+    default=LOOPBACK,
+    show_default=True,
+    metavar="HOST",
+    help="Where to answer them.",
+)
+@click.option(
     "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True
 )
 @click.option(
@@ -160,6 +194,8 @@ def command(
     parent: int | None,
     log_format: logs.LogFormat,
     log_level: str,
+    health_port: int | None,
+    health_host: str,
     **options: Any,
 ) -> None:
     """Run jobs until SIGTERM or SIGINT (Ctrl-C).
@@ -171,10 +207,10 @@ def command(
     logs.set_up(log_format, log_level, settings.name or "")
     with _failures_as_log_lines(ctx, log_format):
         if processes > 1:
-            ctx.exit(_supervise(ctx.obj, settings, processes))
+            ctx.exit(_supervise(ctx.obj, settings, processes, health_port, health_host))
         with _unfit_tables():
             target = find_target(database_url, schema, app, say=log.warning)
-            ctx.exit(_work(target, settings, parent))
+            ctx.exit(_work(target, settings, parent, health_port, health_host))
 
 
 def _settings(
@@ -202,9 +238,17 @@ def _settings(
 # ---- one process -------------------------------------------------------------------------------
 
 
-def _work(target: Target, settings: WorkerSettings, parent: int | None) -> int:
+def _work(
+    target: Target,
+    settings: WorkerSettings,
+    parent: int | None,
+    health_port: int | None,
+    health_host: str,
+) -> int:
     """The exit code of a worker's whole life."""
     worker = Worker(_app(target), settings, database=target.database)
+    if health_port is not None:
+        HealthServer(health_host, health_port, answers_of(worker.status))
     stopper = Stopper(
         worker.ask_to_stop,
         patience=settings.grace + AFTER_GRACE,
@@ -214,7 +258,7 @@ def _work(target: Target, settings: WorkerSettings, parent: int | None) -> int:
     with database_failures(target.url):
         _create_missing_tables(target, worker.cyclone)
         has_ended = worker.run()
-    code = 0 if has_ended else Unfinished.exit_code
+    code = (SPENT if worker.is_spent else 0) if has_ended else Unfinished.exit_code
     stopper.expect_end(code, AFTER_WORK)
     return code
 
@@ -260,20 +304,32 @@ def _migrate(target: Target) -> None:
 # ---- several processes -------------------------------------------------------------------------
 
 
-def _supervise(arguments: Sequence[str], settings: WorkerSettings, count: int) -> int:
+def _supervise(
+    arguments: Sequence[str],
+    settings: WorkerSettings,
+    count: int,
+    health_port: int | None,
+    health_host: str,
+) -> int:
     """The exit code of a parent's whole life. It loads no application and opens no connection."""
     if settings.single_instance:
         raise ConfigurationError("--single-instance and --processes don't go together")
 
     def child(number: int, pipe: int) -> list[str]:
         own = ["--processes", "1", "--name", f"{settings.name}-{number}", "--parent", str(pipe)]
+        if health_port is not None:
+            own += ["--health-port", str(health_port + number), "--health-host", LOOPBACK]
         return [sys.executable, "-m", "cyclone_sqla", "work", *arguments, *own]
 
+    if health_port is not None:
+        ports = {f"{settings.name}-{n}": health_port + n for n in range(1, count + 1)}
+        HealthServer(health_host, health_port, answers_for(ports))
     processes = Processes(
         child,
         count,
         fatal=(WrongUse.exit_code, Unfit.exit_code),
         patience=settings.grace + AFTER_GRACE + AFTER_WORK,
+        renewed=SPENT,
     )
     code = processes.run()
     return Interrupted.exit_code if code is None else code

@@ -1,6 +1,6 @@
 """Several worker processes under one parent that does nothing but look after them.
 
-The parent opens no connection and starts no thread. A child is a new interpreter, never a fork, so
+The parent opens no connection to the database. A child is a new interpreter, never a fork, so
 it shares no connection with anybody.
 """
 
@@ -35,7 +35,8 @@ class Processes:
     manager sends its own to every process.)
 
     ``command`` makes the command line of the n-th child, from n = 1 and the file descriptor of the
-    pipe. A child that ends with one of the ``fatal`` codes would end so for ever: it stops all.
+    pipe. A child that ends with one of the ``fatal`` codes would end so for ever: it stops all. One
+    that ends with the code ``renewed`` has done its share, and is started again at once.
     Those that are still there ``patience`` seconds after the stop are killed.
     """
 
@@ -46,10 +47,12 @@ class Processes:
         *,
         fatal: Collection[int],
         patience: float,
+        renewed: int | None = None,
         backoff: BackoffPolicy = RESTART_BACKOFF,
     ) -> None:
         self._fatal = fatal
         self._patience = patience
+        self._renewed = renewed
         self._pipe, self._word = os.pipe()
         self._children = [
             _Child(number, command(number, self._pipe), self._pipe, backoff)
@@ -75,7 +78,7 @@ class Processes:
     def _is_told(self, signals: list[int]) -> bool:
         """Whether to stop: somebody said so, or a child ended in a way that no restart can mend."""
         for child in self._children:
-            child.look(self._fatal)
+            child.look(self._fatal, self._renewed)
         return bool(self._fatal_codes()) or any(number in STOP_SIGNALS for number in signals)
 
     def _fatal_codes(self) -> list[int]:
@@ -100,7 +103,11 @@ class Processes:
                 self._kill()
             elif any(number in STOP_SIGNALS for number in signals.wait(left)):
                 return None
-        return max(self._fatal_codes() or [child.exit_code or 0 for child in self._children])
+        return max(self._fatal_codes() or [self._end_of(child) for child in self._children])
+
+    def _end_of(self, child: _Child) -> int:
+        code = child.exit_code or 0
+        return 0 if code == self._renewed else code
 
     def _kill(self) -> None:
         for child in self._children:
@@ -150,13 +157,16 @@ class _Child:
         code = self._process.poll() if self._process is not None else None
         return code if code is None or code >= 0 else 128 - code
 
-    def look(self, fatal: Collection[int]) -> None:
+    def look(self, fatal: Collection[int], renewed: int | None) -> None:
         """Notice the end of the process, and plan the next one."""
         code = self.exit_code
         if code is None or self.start_at is not None:
             return
         if code in fatal:
             log.error("worker process %d %s", self.number, _in_words(code))
+        elif code == renewed:
+            log.info("worker process %d has done its share; it starts again", self.number)
+            self.start_at = monotonic()
         else:
             self._plan_restart(_in_words(code))
 

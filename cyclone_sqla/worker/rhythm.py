@@ -72,6 +72,10 @@ class Contact:
             self._back_since = now
         self._heard_at = now
 
+    def is_fresh(self, seconds: float) -> bool:
+        """Whether the database has answered within so many seconds."""
+        return _now() - self._heard_at <= seconds
+
     def has_lasted(self, seconds: float) -> bool:
         """Whether the latest gap ended at least so long ago."""
         return _now() - self._back_since >= seconds

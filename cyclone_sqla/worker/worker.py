@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
@@ -31,6 +31,7 @@ from cyclone_sqla.hints import CALL_TO_ADMIT, CALL_TO_RENEW
 from cyclone_sqla.settings import WorkerSettings
 from cyclone_sqla.urls import parsed, url_of, worker_url
 from cyclone_sqla.worker.executor import Executor
+from cyclone_sqla.worker.health import ANSWERED_WITHIN, NOT_STARTED, WorkerStatus
 from cyclone_sqla.worker.holdings import Holdings
 from cyclone_sqla.worker.instance_lock import InstanceLock
 from cyclone_sqla.worker.leases import Leases
@@ -43,6 +44,7 @@ from cyclone_sqla.worker.maintenance import (
     Stager,
     Sweeper,
 )
+from cyclone_sqla.worker.recycling import Share
 from cyclone_sqla.worker.rhythm import Contact, Rhythm
 from cyclone_sqla.worker.runs import Finished, log_fields
 from cyclone_sqla.worker.sessions import Sessions, warn_of_a_small_pool
@@ -59,6 +61,8 @@ LAST_SETTLE = 5.0
 LAST_ROUND = 1.0
 """Seconds that the loops get at least for the round that they are in."""
 
+DRAIN_LOOK = 0.05
+"""Seconds between two looks whether the last runs of a spent worker have ended."""
 
 MOST_SESSIONS = 20
 """Connections of the worker's own at most for the sessions of actions; more actions wait."""
@@ -102,6 +106,12 @@ class Worker:
         self.id = f"{self.name}/{uuid.uuid4().hex[:12]}"
         # Not an Event: its set() can deadlock in a signal handler, this queue's put() can't.
         self._stop_asked: SimpleQueue[None] = SimpleQueue()
+        self._share = Share(self.settings.max_jobs, self.settings.max_memory, self._end_spent)
+        self._is_stopping = False
+        self.is_spent = False
+        """Whether :meth:`run` has ended by ``max_jobs`` or ``max_memory``, and not because somebody
+        said so.
+        """
         self._stopped = threading.Event()
         self._stopping = threading.Lock()
         self._parts: _Parts | None = None
@@ -125,6 +135,7 @@ class Worker:
         out.
         """
         self.ask_to_stop()
+        self._is_stopping = True
         with self._stopping:
             if self._parts is None or self._stopped.is_set():
                 return True
@@ -143,6 +154,8 @@ class Worker:
         try:
             self.start()
             self._stop_asked.get()
+            if self.is_spent:
+                self._drain()
         except BaseException:
             self.stop()
             raise
@@ -152,6 +165,24 @@ class Worker:
         """Have :meth:`run` stop the worker; returns at once, safe in a signal handler."""
         self._stop_asked.put(None)
 
+    def _end_spent(self, why: str) -> None:
+        log.info("worker %s has done its share: %s", self.id, why)
+        self.is_spent = self._stop_asked.empty()
+        self.ask_to_stop()
+
+    def _drain(self) -> None:
+        """Nobody is in a hurry: the runs end when they end, unless somebody asks meanwhile."""
+        assert self._parts is not None
+        self._is_stopping = True
+        self._parts.work.stop_claiming()
+        while not self._parts.is_idle:
+            try:
+                self._stop_asked.get(timeout=DRAIN_LOOK)
+            except Empty:
+                continue
+            self.is_spent = False
+            return
+
     @property
     def is_healthy(self) -> bool:
         """Whether every loop runs and its latest round succeeded."""
@@ -160,6 +191,11 @@ class Worker:
     def health(self) -> dict[str, bool]:
         """Each loop by name: whether it runs and its latest round succeeded."""
         return self._parts.health() if self._parts is not None else {}
+
+    def status(self) -> WorkerStatus:
+        """How the worker is, for health checks: it never waits for the database."""
+        parts = self._parts
+        return NOT_STARTED if parts is None else parts.status(is_stopping=self._is_stopping)
 
     def __enter__(self) -> Self:
         self.start()
@@ -199,6 +235,10 @@ class Worker:
                 "no database: give Cyclone(database=…), or the worker --database-url or database=…"
             )
         return database
+
+    def note_end(self) -> None:
+        """A run has ended, in any thread."""
+        self._share.note_end()
 
     def slots(self) -> dict[str, int]:
         """How many runs of each queue may go on at the same time."""
@@ -253,7 +293,9 @@ class _Parts:
         )
         self.connections = [work_connection, lease_connection, stage_connection, care_connection]
         self._ending = threading.Event()
-        contact = Contact(settings.renew_interval + settings.poll)
+        self.contact = contact = Contact(settings.renew_interval + settings.poll)
+        self.care_connection = care_connection
+        self.revision: str | None = None
         self.stager = Stager(
             self.dialect,
             stage_connection,
@@ -315,7 +357,7 @@ class _Parts:
             Loop("rescue", self.rescuer.round, is_passing=passing),
             Loop("prune", self.pruner.round, is_passing=passing),
             Loop("sweep", self.sweeper.round, is_passing=passing),
-            Loop("presence", self.presence.round, is_passing=passing),
+            Loop("presence", self._report, is_passing=passing),
             Loop(
                 "leases",
                 self.leases.round,
@@ -340,11 +382,37 @@ class _Parts:
     def health(self) -> dict[str, bool]:
         return {loop.name: loop.healthy for loop in self.loops}
 
+    @property
+    def is_idle(self) -> bool:
+        """After the end of claiming: whether every run has ended and is written down."""
+        return self.work.has_stopped_claiming.is_set() and not self.holdings.runs()
+
+    def status(self, *, is_stopping: bool) -> WorkerStatus:
+        return WorkerStatus(
+            is_live=is_stopping or all(loop.is_alive for loop in self.loops),
+            is_stopping=is_stopping,
+            loops=self.health(),
+            is_reachable=self.contact.is_fresh(max(ANSWERED_WITHIN, 3 * self.worker.settings.poll)),
+            hears=None if self.source is None else self.source.healthy,
+            revision=self.revision,
+        )
+
+    def _report(self) -> None:
+        """A sign of life, and a look at the tables: somebody may have migrated them."""
+        self.presence.round()
+        if not self._ending.is_set():
+            with self.care_connection.reading() as connection:
+                self._note_revision(connection)
+
+    def _note_revision(self, connection: sa.Connection) -> None:
+        self.revision = schema_version.read(connection, self.worker.cyclone.schema)
+
     def prepare(self) -> None:
         """All that can be refused; nothing is left of a refused worker."""
         try:
             with self.connections[0].reading() as connection:
                 schema_version.require(connection, self.worker.cyclone.schema)
+                self._note_revision(connection)
                 self.dialect.refuse_unfit_for_work(connection)
                 file = self.dialect.file_of(connection)
             self._take_place(file)
@@ -465,6 +533,7 @@ class _Parts:
     def _on_finished(self, finished: Finished) -> None:
         self.executor.finished.put(finished)
         self.wakeup.set()
+        self.worker.note_end()
 
     def _backoff_of(self, kind: str) -> BackoffPolicy:
         action = self.worker.cyclone.registry.find(kind)

@@ -9,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from cyclone_sqla import Job, JobFilter, operations
+from cyclone_sqla.doctor import examine
 from cyclone_sqla.figures import MOST_COUNTED, WINDOW, Count
 from tests.databases import Database
 from tests.dialects import test_postgresql_plans as postgresql
@@ -54,6 +55,7 @@ MANY: dict[str, Look] = {
     ),
     "queues": lambda hands, c: hands.cyclone.queues(c),
     "stats": lambda hands, c: hands.cyclone.stats(c),
+    "doctor": lambda hands, c: examine(c, hands.cyclone),
 }
 """Looks that count up to 10,000 in each of a dozen windows, or may sort all dead letters."""
 
