@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 import sqlalchemy as sa
 from sqlalchemy import BindParameter, Connection
 from sqlalchemy.dialects.postgresql.base import PGCompiler, PGDialect
+from sqlalchemy.exc import DBAPIError
 
 from cyclone_sqla.dialects.base import Turn
 from cyclone_sqla.dialects.pipeline import driver_errors
@@ -76,13 +77,15 @@ class TurnFunction(NamedTuple):
         columns = ", ".join(f"{column.name} {_type_of(column)}" for column in self.claimed)
         parameters = ", ".join(f"_{name} {type_}" for name, type_ in _PARAMETERS.items())
         try:
-            with driver.transaction():
+            with driver_errors(connection), driver.transaction():
                 driver.execute(
                     f"CREATE FUNCTION {_NAME}({parameters}) "
                     f"RETURNS TABLE (settled bigint[], has_delayed boolean, {columns}) "
                     f"LANGUAGE plpgsql AS {Literal(self._body()).as_string(driver)}".encode()
                 )
-        except psycopg.errors.InsufficientPrivilege:
+        except DBAPIError as exc:
+            if not isinstance(exc.orig, psycopg.errors.InsufficientPrivilege):
+                raise
             return False
         return True
 

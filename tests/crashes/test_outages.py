@@ -130,6 +130,20 @@ def test_a_standby_is_refused_and_looked_at_until_it_is_the_primary(
         site.wait_for(job_id, "completed")
 
 
+def test_a_server_that_takes_no_writes_refuses_a_starting_worker_with_an_error_of_the_database(
+    postgresql_database: Database,
+) -> None:
+    """Not with one of the driver's own: whoever starts a worker makes one line of the others."""
+    site = Site(postgresql_database, hints=False)
+    site.action(nothing)
+    site.execute(f"ALTER DATABASE {site.engine.url.database} SET default_transaction_read_only=on")
+    try:
+        with pytest.raises(sa.exc.DBAPIError, match="read-only transaction"):
+            Worker(site.cyclone).start()
+    finally:
+        site.execute(f"ALTER DATABASE {site.engine.url.database} RESET ALL")
+
+
 def completed(site: Site) -> int:
     """How many are, though the session that asks may be terminated too."""
     with suppress(sa.exc.OperationalError):

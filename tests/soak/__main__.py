@@ -1,6 +1,7 @@
 """`python -m tests.soak --minutes 10`: faults at random, then a table."""
 
 import json
+import logging
 import random
 import sys
 import tempfile
@@ -50,6 +51,7 @@ def main(
     minutes: float, seed: str | None, database: str | None, out: Path | None, logs: Path | None
 ) -> None:
     """Faults at random against both databases at the same time; fails unless the zeros are zero."""
+    logging.getLogger("psycopg").setLevel(logging.ERROR)  # it tells of every lost connection
     seed = seed or str(random.randrange(1_000_000))
     click.echo(f"--seed {seed}")
     with tempfile.TemporaryDirectory(prefix="cyclone-soak-") as scratch:

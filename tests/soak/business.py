@@ -54,7 +54,10 @@ CREATE TABLE ending (
 );
 CREATE FUNCTION log_ending() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
     INSERT INTO ending (job_id, state, started_at, finished_at)
-    VALUES (new.id, new.state, new.started_at, new.finished_at);
+    VALUES (
+        new.id, CASE WHEN new.finished_at = old.finished_at THEN 'skipped' ELSE new.state END,
+        new.started_at, new.finished_at
+    );
     RETURN new;
 END $$;
 CREATE TRIGGER log_ending AFTER UPDATE ON cyclone_job FOR EACH ROW WHEN (
@@ -72,11 +75,17 @@ CREATE TRIGGER log_ending AFTER UPDATE ON cyclone_job WHEN
     AND (old.state <> new.state OR old.finished_at IS NOT new.finished_at)
 BEGIN
     INSERT INTO ending (job_id, state, started_at, finished_at)
-    VALUES (new.id, new.state, new.started_at, new.finished_at);
+    VALUES (
+        new.id, CASE WHEN new.finished_at = old.finished_at THEN 'skipped' ELSE new.state END,
+        new.started_at, new.finished_at
+    );
 END
 """,
 }
-"""The database's own log of every end of a job, which outlives the job; statements end in `;;`."""
+"""The database's own log of every end of a job, which outlives the job; statements end in `;;`.
+
+A halted head that a person skips counts as completed, though it has not run; here it is "skipped".
+"""
 
 
 def create(engine: sa.Engine) -> None:

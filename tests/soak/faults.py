@@ -75,9 +75,11 @@ def terminate_all(arena: PostgresArena) -> None:
 
 def freeze_server(arena: PostgresArena) -> None:
     """SIGSTOP to all its processes: connections stay open and nothing answers."""
-    arena.server.freeze()
-    time.sleep(arena.chance.uniform(1.0, 6.0))
-    arena.server.thaw()
+    try:
+        arena.server.freeze()
+        time.sleep(arena.chance.uniform(1.0, 6.0))
+    finally:
+        arena.server.thaw()
 
 
 def read_only(arena: PostgresArena) -> None:
