@@ -15,6 +15,7 @@ from sqlalchemy import Engine, event
 
 from cyclone_sqla import ConfigurationError, Context, Cyclone, Worker, WorkerSettings
 from cyclone_sqla.backoff import Constant
+from cyclone_sqla.dialects.pipeline import driver_errors
 from cyclone_sqla.dialects.sqlite import SqliteDialect
 from cyclone_sqla.migrations import migrate_database
 from tests.databases import Database
@@ -321,6 +322,24 @@ def test_an_end_whose_commit_was_not_answered_is_not_reported_as_a_lost_lease(
     assert len(site.history(job_id)) == (0 if ending == "returns" else 1)
     texts = messages(caplog.records)
     assert not [text for text in texts if "lease lost" in text or "not known" in text]
+
+
+def test_a_connection_whose_server_went_in_the_middle_of_a_pipeline_is_not_used_again(
+    postgresql_database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be unable to leave the pipeline and look alive: its pool would roll it back in vain,
+    and tell of that with a traceback.
+    """
+    engine = postgresql_database.engine()
+    with engine.connect() as connection:
+        driver: Any = connection.connection.driver_connection
+        driver.pgconn.enter_pipeline_mode()
+        driver.pgconn.send_query_params(b"SELECT 1", None)
+        with pytest.raises(sa.exc.OperationalError) as caught, driver_errors(connection):
+            driver.pgconn.exit_pipeline_mode()
+        assert connection.invalidated
+    assert caught.value.connection_invalidated
+    assert tracebacks(caplog.records) == []
 
 
 # ---- passing errors ------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import random
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -45,7 +44,7 @@ class Outcome:
 
     database: str
     seed: str
-    recoveries: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    recoveries: dict[str, list[float]] = field(default_factory=dict)
     """Seconds of each recovery, by fault."""
 
     zeros: Found = field(default_factory=dict)
@@ -111,7 +110,7 @@ class Arena:
                 return
             with faults.beside(self, self._second(name)):
                 self.kinds[name](self)
-            self.outcome.recoveries[name].append(self._recovery())
+            self.outcome.recoveries.setdefault(name, []).append(self._recovery())
 
     def _second(self, name: str) -> faults.Fault | None:
         """Sometimes a worker is killed at the same time."""
