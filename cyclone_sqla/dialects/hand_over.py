@@ -69,10 +69,8 @@ class TurnFunction(NamedTuple):
     claimed: Sequence[sa.ColumnElement[Any]]
 
     def create(self, connection: Connection) -> bool:
-        """Make it on this connection; False where the role may make nothing temporary, or the
-        session only read: what it does next is told that.
-        """
-        from psycopg.errors import InsufficientPrivilege, ReadOnlySqlTransaction
+        """Make it on this connection; False where the role may make nothing temporary."""
+        import psycopg
         from psycopg.sql import Literal
 
         driver: Any = connection.connection.driver_connection
@@ -86,9 +84,9 @@ class TurnFunction(NamedTuple):
                     f"LANGUAGE plpgsql AS {Literal(self._body()).as_string(driver)}".encode()
                 )
         except DBAPIError as exc:
-            if not isinstance(exc.orig, InsufficientPrivilege | ReadOnlySqlTransaction):
-                raise
-            return False
+            if isinstance(exc.orig, psycopg.errors.InsufficientPrivilege):
+                return False
+            raise
         return True
 
     def call(self, connection: Connection, values: Mapping[str, Any]) -> Turn:

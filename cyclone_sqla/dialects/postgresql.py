@@ -230,8 +230,8 @@ class PostgresDialect(Dialect):
     def hold(
         self, engine: Engine, settings: WorkerSettings, *, takes_turns: bool = False
     ) -> WorkerConnection:
-        turns = self.turns if takes_turns and settings.prepare else None
-        return PostgresConnection(engine, plans_once=settings.prepare, turns=turns)
+        takes_turns = takes_turns and settings.prepare
+        return PostgresConnection(engine, plans_once=settings.prepare, takes_turns=takes_turns)
 
     def claim(
         self, connection: Connection, slots: Mapping[str, int], params: Mapping[str, Any]
@@ -262,6 +262,9 @@ class PostgresDialect(Dialect):
         *,
         hands_over: bool,
     ) -> Turn | None:
+        if connection.info.get(_HAS_TURNS, False) is None:
+            # Not before there is a turn to take: a standby allows it less than any look.
+            connection.info[_HAS_TURNS] = self.turns.create(connection)
         if not connection.info.get(_HAS_TURNS):
             return None
         claiming = self._claiming(slots, params).params
@@ -384,7 +387,7 @@ class PostgresDialect(Dialect):
 
 
 _HAS_TURNS = "cyclone_sqla_has_turns"
-"""Of a connection: whether it has a :class:`TurnFunction`."""
+"""Of a connection: whether it has a :class:`TurnFunction`; None if that is to be made."""
 
 _WANTED: Columns = {"queue": Text(), "slots": sa.Integer()}
 
@@ -407,16 +410,14 @@ class PostgresConnection(WorkerConnection):
     Where the server's or the role's own default is stricter, every step is such a transaction.
     """
 
-    def __init__(
-        self, engine: Engine, *, plans_once: bool, turns: TurnFunction | None = None
-    ) -> None:
+    def __init__(self, engine: Engine, *, plans_once: bool, takes_turns: bool) -> None:
         """``plans_once``: the server keeps one plan for each prepared statement. Left to itself it
-        plans most of them at each execution, which takes longer than to run them. ``turns`` is made
-        on the connection.
+        plans most of them at each execution, which takes longer than to run them. ``takes_turns``
+        lets the dialect make its :class:`TurnFunction` there.
         """
         self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
         self._plans_once = plans_once
-        self._turns = turns
+        self._takes_turns = takes_turns
         self._connection: Connection | None = None
         self._is_strict = False
         self._lock = threading.Lock()
@@ -451,8 +452,8 @@ class PostgresConnection(WorkerConnection):
             self._is_strict = shown.scalar() not in ("read committed", "read uncommitted")
             if self._plans_once:
                 self._connection.exec_driver_sql("SET plan_cache_mode = force_generic_plan")
-            if self._turns is not None:
-                self._connection.info[_HAS_TURNS] = self._turns.create(self._connection)
+            if self._takes_turns:
+                self._connection.info[_HAS_TURNS] = None
         return self._connection
 
     def _drop(self) -> None:

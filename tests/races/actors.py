@@ -254,11 +254,13 @@ class Worker:
         """Claim jobs."""
         return operations.claim(self.connection, self._race.dialect, self.wanted(count))
 
-    def complete_and_claim(self, jobs: list[ClaimedJob], count: int) -> list[ClaimedJob]:
-        """Settle runs as completed and claim others, as a busy worker does: the next of a lone
-        head's line first.
+    def complete_and_claim(
+        self, jobs: list[ClaimedJob], count: int, *, hands_over: bool = True
+    ) -> list[ClaimedJob]:
+        """Settle runs as completed and claim others, as a busy worker does: if it hands over, the
+        next of a lone head's line first.
         """
-        batch, wanted = self.ends_of(jobs), self.wanted(count, hands_over=True)
+        batch, wanted = self.ends_of(jobs), self.wanted(count, hands_over=hands_over)
         _, claimed = operations.settle_and_claim(
             self.connection, self._race.dialect, batch, wanted, history_limit=5
         )

@@ -163,7 +163,7 @@ def test_a_busy_key_lets_an_urgent_job_come_before_its_next(race: Race) -> None:
     urgent = application.enqueue(None, priority=-5)
     application.commit()
 
-    (next_one,) = worker.complete_and_claim([job], 1)
+    (next_one,) = worker.complete_and_claim([job], 1, hands_over=False)
     worker.commit()
     assert next_one.id == urgent
     (after,) = worker.complete_and_claim([next_one], 1)

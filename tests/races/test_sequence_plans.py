@@ -223,4 +223,3 @@ def test_what_a_turn_of_a_lone_head_is_made_of_looks_at_no_blocked_job(crowded: 
     assert_flat(plans(crowded, turn), limit=100)
     assert found == [second]
     worker.commit()
-    crowded.check()
