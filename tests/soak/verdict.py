@@ -81,7 +81,7 @@ def _wrong_balances(connection: sa.Connection) -> list[object]:
     """The accounts that don't hold what was moved."""
     moved = connection.execute(sa.text(TRANSFERRED)).scalar_one() * AMOUNT
     expected = {1: -moved, 2: moved}
-    balances = connection.execute(sa.text(BALANCES)).tuples()
+    balances = connection.execute(sa.text(BALANCES))
     return [number for number, balance in balances if balance != expected[number]]
 
 
