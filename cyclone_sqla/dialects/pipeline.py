@@ -87,13 +87,26 @@ def _compiled(statement: Any, dialect: SqlalchemyDialect) -> _Compiled:
 @contextmanager
 def driver_errors(connection: Connection) -> Generator[None]:
     """Raises SQLAlchemy's errors for those of the driver, without a statement: it may be any of
-    several.
+    several. A connection that is lost is kept from its pool.
     """
-    base = connection.dialect.loaded_dbapi.Error
+    dialect = connection.dialect
+    base = dialect.loaded_dbapi.Error
+    driver = connection.connection.driver_connection
     try:
         yield
     except base as exc:
-        raise DBAPIError.instance(None, None, exc, base, dialect=connection.dialect) from exc
+        if is_lost := _is_lost(driver):
+            connection.invalidate(exc)
+        raise DBAPIError.instance(
+            None, None, exc, base, connection_invalidated=is_lost, dialect=dialect
+        ) from exc
+
+
+def _is_lost(driver: Any) -> bool:
+    """Also where the driver can't leave a pipeline because its server has gone."""
+    from psycopg.pq import PipelineStatus
+
+    return bool(driver.closed or driver.pgconn.pipeline_status != PipelineStatus.OFF)
 
 
 def is_between_transactions(connection: Connection) -> bool:

@@ -3,7 +3,7 @@
 import multiprocessing
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -41,8 +41,17 @@ _processes.set_forkserver_preload(["tests.crashes.victims", "psycopg", "sqlite3"
 class Fleet:
     """Workers on one database, each a process of its own."""
 
-    def __init__(self, directory: Path, database: Database) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        database: Database,
+        work: Callable[[str, Path, Path, dict[str, Any]], None] = work,
+    ) -> None:
+        """`work` is what each process does, given the database's URL, `directory`, the file for its
+        output, and the worker's settings.
+        """
         self.site = Site(database, hints=False)
+        self._work = work
         self._directory = directory
         self._outputs: list[Path] = []
 
@@ -62,7 +71,7 @@ class Fleet:
         self._outputs.append(output)
         url = self.site.database.url
         process = _processes.Process(
-            target=work, args=(url, self._directory, output, settings), daemon=True
+            target=self._work, args=(url, self._directory, output, settings), daemon=True
         )
         process.start()
         return process

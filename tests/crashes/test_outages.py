@@ -15,6 +15,7 @@ from sqlalchemy import Engine, event
 
 from cyclone_sqla import ConfigurationError, Context, Cyclone, Worker, WorkerSettings
 from cyclone_sqla.backoff import Constant
+from cyclone_sqla.dialects.pipeline import driver_errors
 from cyclone_sqla.dialects.sqlite import SqliteDialect
 from cyclone_sqla.migrations import migrate_database
 from tests.databases import Database
@@ -128,6 +129,20 @@ def test_a_standby_is_refused_and_looked_at_until_it_is_the_primary(
     site.execute("SELECT pg_promote()")
     with site.worker():
         site.wait_for(job_id, "completed")
+
+
+def test_a_server_that_takes_no_writes_refuses_a_starting_worker_with_an_error_of_the_database(
+    postgresql_database: Database,
+) -> None:
+    """Not with one of the driver's own: whoever starts a worker makes one line of the others."""
+    site = Site(postgresql_database, hints=False)
+    site.action(nothing)
+    site.execute(f"ALTER DATABASE {site.engine.url.database} SET default_transaction_read_only=on")
+    try:
+        with pytest.raises(sa.exc.DBAPIError, match="read-only transaction"):
+            Worker(site.cyclone).start()
+    finally:
+        site.execute(f"ALTER DATABASE {site.engine.url.database} RESET ALL")
 
 
 def completed(site: Site) -> int:
@@ -307,6 +322,24 @@ def test_an_end_whose_commit_was_not_answered_is_not_reported_as_a_lost_lease(
     assert len(site.history(job_id)) == (0 if ending == "returns" else 1)
     texts = messages(caplog.records)
     assert not [text for text in texts if "lease lost" in text or "not known" in text]
+
+
+def test_a_connection_whose_server_went_in_the_middle_of_a_pipeline_is_not_used_again(
+    postgresql_database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be unable to leave the pipeline and look alive: its pool would roll it back in vain,
+    and tell of that with a traceback.
+    """
+    engine = postgresql_database.engine()
+    with engine.connect() as connection:
+        driver: Any = connection.connection.driver_connection
+        driver.pgconn.enter_pipeline_mode()
+        driver.pgconn.send_query_params(b"SELECT 1", None)
+        with pytest.raises(sa.exc.OperationalError) as caught, driver_errors(connection):
+            driver.pgconn.exit_pipeline_mode()
+        assert connection.invalidated
+    assert caught.value.connection_invalidated
+    assert tracebacks(caplog.records) == []
 
 
 # ---- passing errors ------------------------------------------------------------------------------

@@ -2,15 +2,22 @@
 
 import logging
 import os
+import resource
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import sqlalchemy as sa
 
 from cyclone_sqla import Context, Cyclone, Worker
 from tests.crashes import bank
+
+MEGABYTE = 2**20
+
+ROOM = 256 * MEGABYTE
+"""Bytes that a process with a limit may have on top of what it has."""
 
 
 def work(url: str, directory: Path, output: Path, settings: dict[str, Any]) -> None:
@@ -38,6 +45,13 @@ def application(url: str, directory: Path) -> Cyclone:
             time.sleep(0.01)
         return f"attempt {ctx.attempt}"
 
+    @cyclone.action(backoff=0.1)
+    def devour(ctx: Context) -> None:
+        if ctx.attempt == 1:
+            limit_memory(psutil.Process().memory_info().vms + ROOM)
+            devoured = [bytearray(MEGABYTE) for _ in range(2 * ROOM // MEGABYTE)]
+            devoured.clear()
+
     @cyclone.action(backoff=0.2)
     def brief() -> None:
         time.sleep(0.02)
@@ -45,3 +59,8 @@ def application(url: str, directory: Path) -> Cyclone:
     bank.register(cyclone, sa.create_engine(url))
 
     return cyclone
+
+
+def limit_memory(size: int) -> None:
+    """Let this process have so many bytes at most, from now on."""
+    resource.setrlimit(resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))

@@ -218,7 +218,11 @@ _STATUS_LINE = 7  # of postmaster.pid, counted from 0: starting, standby, ready 
 
 
 def _is_stopped(process: psutil.Process) -> bool:
-    return process.status() == psutil.STATUS_STOPPED
+    """Or at its end: the process that would bury it is stopped itself."""
+    try:
+        return process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _environment() -> dict[str, str]:
