@@ -15,7 +15,13 @@ def _group(name: str) -> list[str]:
     return list(nox.project.dependency_groups(_PROJECT, name))
 
 
-_OF_SQLALCHEMY = ["tests/binding", "tests/life", "tests/migrations/test_schema.py"]
+_OF_SQLALCHEMY = [
+    "tests/binding",
+    *(f"tests/life/test_{name}.py" for name in ("contract", "enqueue", "enqueue_many", "port")),
+    "tests/life/test_unique.py",
+    "tests/migrations/test_schema.py",
+    "tests/worker/test_unit_of_work.py",
+]
 _PROCESSES = max(3, os.cpu_count() or 1)  # on two cores three: many tests wait for a worker
 
 
