@@ -25,7 +25,7 @@ from typing import (
 from typing_extensions import Unpack
 
 from cyclone_sqla.arguments import Arguments, Results
-from cyclone_sqla.backoff import BackoffPolicy, Duration, as_policy
+from cyclone_sqla.backoff import DEFAULT_BACKOFF, BackoffPolicy, Duration, as_policy
 from cyclone_sqla.context import Context
 from cyclone_sqla.entities import Missing
 from cyclone_sqla.errors import InvalidJobError, RegistrationError, UnknownKindError
@@ -357,6 +357,11 @@ class Registry:
     def find(self, kind: str) -> Action[..., Any] | None:
         """The action of a kind, or None: a producer need not have the code."""
         return self._actions.get(kind)
+
+    def backoff_of(self, kind: str) -> BackoffPolicy:
+        """How long a job of this kind waits after a failure; the default where the code is not."""
+        action = self._actions.get(kind)
+        return action.backoff if action is not None else DEFAULT_BACKOFF
 
     def kinds(self) -> tuple[str, ...]:
         """Every kind, sorted."""

@@ -537,15 +537,12 @@ def settle_and_claim(
 def _take_turn(
     connection: Connection, dialect: Dialect, settlements: Sequence[Settlement], wanted: Claiming
 ) -> Turn:
-    heads = _heads_among(settlements)
-    done = _completed_values(dialect, settlements)
-    done |= dialect.syntax.bind("released", statements.ID, [(job_id,) for job_id in heads])
-    hands_over = wanted.hands_over and len(heads) == len(settlements) == 1
-    turn = dialect.take_turn(connection, done, wanted.slots, wanted.params, hands_over=hands_over)
+    steps, slots, params = _completing(dialect, settlements), wanted.slots, wanted.params
+    hands_over = wanted.hands_over and len(settlements) == 1
+    turn = dialect.take_turn(connection, steps, slots, params, hands_over=hands_over)
     if turn is not None:
         return turn
-    steps = _completing(dialect, settlements)
-    rows, claimed = dialect.run_and_claim(connection, steps, wanted.slots, wanted.params)
+    rows, claimed = dialect.run_and_claim(connection, steps, slots, params)
     return _turn_of(rows, claimed)
 
 
@@ -794,19 +791,11 @@ def _completing(
     dialect: Dialect, settlements: Sequence[Settlement], after_release: AfterRelease = handing_on
 ) -> list[Step]:
     """The statements that write these ends."""
-    values = _completed_values(dialect, settlements)
-    complete = Step(dialect.sql.complete, {**values, "now": dialect.now()})
-    heads = _heads_among(settlements)
-    return [complete, *after_release(dialect, heads)] if heads else [complete]
-
-
-def _completed_values(dialect: Dialect, settlements: Sequence[Settlement]) -> dict[str, Any]:
     rows = [(s.job_id, s.lease, _result(s.outcome)) for s in settlements]
-    return dialect.syntax.bind("done", statements.COMPLETED, rows)
-
-
-def _heads_among(settlements: Sequence[Settlement]) -> list[int]:
-    return [s.job_id for s in settlements if s.sequence_key is not None]
+    bound = dialect.syntax.bind("done", statements.COMPLETED, rows)
+    complete = Step(dialect.sql.complete, {**bound, "now": dialect.now()})
+    heads = [s.job_id for s in settlements if s.sequence_key is not None]
+    return [complete, *after_release(dialect, heads)] if heads else [complete]
 
 
 def _judge_completed(

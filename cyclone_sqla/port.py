@@ -24,7 +24,7 @@ from typing_extensions import Unpack
 
 from cyclone_sqla import operations, schema_version
 from cyclone_sqla.app import Cyclone
-from cyclone_sqla.backoff import DEFAULT_BACKOFF, MAX_DELAY, BackoffPolicy
+from cyclone_sqla.backoff import MAX_DELAY
 from cyclone_sqla.context import ClaimedJob
 from cyclone_sqla.dialects import Dialect, WorkerConnection
 from cyclone_sqla.errors import (
@@ -35,7 +35,6 @@ from cyclone_sqla.errors import (
     TransactionError,
 )
 from cyclone_sqla.failures import Failure
-from cyclone_sqla.hint_senders import notify_channel
 from cyclone_sqla.job_spec import JobRef
 from cyclone_sqla.lifecycle import State
 from cyclone_sqla.models import Job
@@ -48,7 +47,8 @@ from cyclone_sqla.urls import url_of, worker_url
 from cyclone_sqla.worker.instance_lock import InstanceLock
 from cyclone_sqla.worker.maintenance import Rescuer, Stager
 from cyclone_sqla.worker.rhythm import Contact, Rhythm
-from cyclone_sqla.worker.wakeup import PostgresListener, Source, SqliteWatcher, Wakeup
+from cyclone_sqla.worker.verdicts import counted
+from cyclone_sqla.worker.wakeup import Source, Wakeup, source_on
 
 T = TypeVar("T")
 
@@ -192,7 +192,8 @@ class Queue:
         failure = _failure_of(error)
         if permanent or not job.attempts_left:
             return self._settle(job, Discarded(failure))
-        delay = self._backoff(job) if retry_at is None else self._until(retry_at)
+        backoff = self.cyclone.registry.backoff_of(job.kind)
+        delay = backoff.delay(counted(job)) if retry_at is None else self._until(retry_at)
         state = self._settle(job, Retried(min(delay, MAX_DELAY), failure))
         self._calls.set()
         return state
@@ -297,10 +298,6 @@ class Queue:
                 raise Cancelled("cancellation was asked for: roll back, and write the end after it")
             return state
 
-    def _backoff(self, job: ClaimedJob) -> timedelta:
-        counted = max(1, job.attempt - job.snoozes)
-        return _backoff_of(self.cyclone, job.kind).delay(counted)
-
     def _until(self, at: datetime) -> timedelta:
         """By the clock that the database goes by: this host's may differ."""
         if at.utcoffset() is None:
@@ -314,7 +311,7 @@ class Queue:
     def _listen(self) -> None:
         with self._starting:
             if self._source is None:
-                self._source = self._place.source(self._calls, self.cyclone.schema)
+                self._source = self._place.source(self._calls)
                 if self._source is not None:
                     self._source.start()
 
@@ -349,7 +346,7 @@ class Upkeep:
             settings,
             rhythm=Rhythm(settings.rescue_interval, threading.Event()),
             contact=contact,
-            backoff_of=lambda kind: _backoff_of(cyclone, kind),
+            backoff_of=cyclone.registry.backoff_of,
             on_rescued=_nobody_waits,
         )
         self.recover = self._rescuer.recover
@@ -446,11 +443,9 @@ class _OwnPlace:
     def reading(self) -> AbstractContextManager[Connection]:
         return self._applications.connect()
 
-    def source(self, calls: Wakeup, schema: str | None) -> Source | None:
+    def source(self, calls: Wakeup) -> Source | None:
         """Hears of jobs that others enqueue."""
-        if self.dialect.notifies:
-            return PostgresListener(calls, self._ours, notify_channel(schema))
-        return SqliteWatcher(calls, self._ours)
+        return source_on(self._ours, self.dialect, calls)
 
     def close(self) -> None:
         self.held.close()
@@ -483,7 +478,7 @@ class _SharedPlace:
                 "claim() and recover() need a READ COMMITTED transaction, or an Engine"
             )
 
-    def source(self, calls: Wakeup, schema: str | None) -> Source | None:
+    def source(self, calls: Wakeup) -> Source | None:
         """Nobody tells it anything."""
 
     def close(self) -> None:
@@ -536,11 +531,6 @@ def _refuse(connection: Connection, dialect: Dialect, job_id: int, state: State 
     if not operations.is_there(connection, dialect, job_id):
         raise JobNotFoundError(f"there is no job {job_id} in this database")
     raise LeaseLostError(f"the lease of job {job_id} was lost: another run was given the job")
-
-
-def _backoff_of(cyclone: Cyclone, kind: str) -> BackoffPolicy:
-    action = cyclone.registry.find(kind)
-    return action.backoff if action is not None else DEFAULT_BACKOFF
 
 
 def _nobody_waits() -> None:

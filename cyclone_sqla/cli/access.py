@@ -42,22 +42,33 @@ def access_to(target: Target) -> Generator[Access]:
 
     Raises SchemaError if its tables are missing or of another version; creates no SQLite file.
     """
-    backend = target.url.get_backend_name()
     with database_failures(target.url):
-        _require_tables(target, backend)
-        cyclone = target.app or Cyclone(schema=target.schema, hints="transaction")
-        if cyclone.schema != target.schema:
-            cyclone.use_schema(target.schema)
-        engine = cyclone.dialect(backend).command_engine(target.database)
-        try:
-            yield Access(cyclone, engine)
-        finally:
-            engine.dispose()
+        _require_tables(target)
+        with connected(target) as access:
+            yield access
 
 
-def _require_tables(target: Target, backend: str) -> None:
-    reading = migrating(backend, timedelta(seconds=DEFAULT_SETTINGS.lock_timeout)).reading
-    with reading(target.database) as connection:
+@contextmanager
+def connected(target: Target) -> Generator[Access]:
+    """The same, for one who has seen that the tables fit."""
+    cyclone = target.app or Cyclone(schema=target.schema, hints="transaction")
+    if cyclone.schema != target.schema:
+        cyclone.use_schema(target.schema)
+    engine = cyclone.dialect(target.url.get_backend_name()).command_engine(target.database)
+    try:
+        yield Access(cyclone, engine)
+    finally:
+        engine.dispose()
+
+
+def reading(target: Target) -> AbstractContextManager[Connection]:
+    """A connection for a look at the tables' version; creates no SQLite file."""
+    patience = timedelta(seconds=DEFAULT_SETTINGS.lock_timeout)
+    return migrating(target.url.get_backend_name(), patience).reading(target.database)
+
+
+def _require_tables(target: Target) -> None:
+    with reading(target) as connection:
         found = schema_version.installed(connection, target.schema)
     if found is None or found.revision not in schema_version.SUPPORTED:
         raise SchemaError(schema_version.complaint(found, target.url, target.schema))

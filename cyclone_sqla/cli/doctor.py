@@ -14,20 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Literal
 
 import click
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Engine
 
-from cyclone_sqla.app import Cyclone
+from cyclone_sqla.cli.access import Access, connected, reading
 from cyclone_sqla.cli.failures import Failed, WrongUse, database_failures
 from cyclone_sqla.cli.machine import print_json
 from cyclone_sqla.cli.options import Target, takes_target
 from cyclone_sqla.cli.texts import shown
-from cyclone_sqla.dialects.migrating import migrating
 from cyclone_sqla.doctor import Finding, examine, examine_engine, examine_tables, mend
-from cyclone_sqla.settings import DEFAULT_SETTINGS
 
 PROBLEMS = 1
 
@@ -84,45 +81,21 @@ def _or_blind() -> Generator[None]:
 
 def _look(target: Target, *, fix: bool) -> tuple[list[str], list[Finding]]:
     """What was done, and what is found after that."""
-    wrong_tables = _wrong_tables(target)
+    with reading(target) as connection:
+        wrong_tables = examine_tables(connection, target.schema, target.url)
     if wrong_tables is not None:
         return [], [wrong_tables]
-    cyclone = _cyclone(target)
-    done = mend(target.database, cyclone) if fix else []
-    return done, _examined(target, cyclone)
+    with connected(target) as access:
+        done = mend(target.database, access.cyclone) if fix else []
+        return done, _examined(target, access)
 
 
-def _cyclone(target: Target) -> Cyclone:
-    cyclone = target.app or Cyclone(schema=target.schema, hints="transaction")
-    if cyclone.schema != target.schema:
-        cyclone.use_schema(target.schema)
-    return cyclone
-
-
-def _examined(target: Target, cyclone: Cyclone) -> list[Finding]:
-    with _connected(target, cyclone) as connection:
-        found = examine(connection, cyclone)
+def _examined(target: Target, access: Access) -> list[Finding]:
+    with access.engine.connect() as connection:
+        found = examine(connection, access.cyclone)
         if isinstance(target.database, Engine):
-            found += examine_engine(target.database, connection, cyclone)
+            found += examine_engine(target.database, connection, access.cyclone)
     return found
-
-
-@contextmanager
-def _connected(target: Target, cyclone: Cyclone) -> Generator[Connection]:
-    engine = cyclone.dialect(target.url.get_backend_name()).command_engine(target.database)
-    try:
-        with engine.connect() as connection:
-            yield connection
-    finally:
-        engine.dispose()
-
-
-def _wrong_tables(target: Target) -> Finding | None:
-    """Creates no SQLite file."""
-    patience = timedelta(seconds=DEFAULT_SETTINGS.lock_timeout)
-    reading = migrating(target.url.get_backend_name(), patience).reading
-    with reading(target.database) as connection:
-        return examine_tables(connection, target.schema, target.url)
 
 
 def _print(done: Sequence[str], found: Sequence[Finding]) -> None:

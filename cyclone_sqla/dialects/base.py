@@ -242,7 +242,7 @@ class Dialect(ABC):
     def take_turn(
         self,
         connection: Connection,
-        done: Mapping[str, Any],
+        steps: Sequence[Step],
         slots: Mapping[str, int],
         params: Mapping[str, Any],
         *,
@@ -250,9 +250,8 @@ class Dialect(ABC):
     ) -> Turn | None:
         """Settle runs that returned, hand on, and claim, by one call; None where it can't be had.
 
-        ``done`` are the values of ``complete`` and of what follows a release. One that
-        ``hands_over`` gives the next in line of a lone head to this worker without asking who else
-        waits.
+        ``steps`` are those that would do the first two. One that ``hands_over`` gives the next in
+        line of a lone head to this worker without asking who else waits.
         """
         return None
 

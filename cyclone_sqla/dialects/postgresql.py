@@ -259,7 +259,7 @@ class PostgresDialect(Dialect):
     def take_turn(
         self,
         connection: Connection,
-        done: Mapping[str, Any],
+        steps: Sequence[Step],
         slots: Mapping[str, int],
         params: Mapping[str, Any],
         *,
@@ -270,8 +270,10 @@ class PostgresDialect(Dialect):
             connection.info[_HAS_TURNS] = self.turns.create(connection)
         if not connection.info.get(_HAS_TURNS):
             return None
-        claiming = self._claiming(slots, params).params
-        return self.turns.call(connection, {**done, **claiming, "hands_over": hands_over})
+        values: dict[str, Any] = {"released_id": [], "hands_over": hands_over}
+        for step in (*steps, self._claiming(slots, params)):
+            values |= step.params
+        return self.turns.call(connection, values)
 
     def _claiming(self, slots: Mapping[str, int], params: Mapping[str, Any]) -> Step:
         wanted = self.syntax.bind("wanted", _WANTED, list(slots.items()))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from sqlalchemy import Connection
 
-from cyclone_sqla import admission, inspection, statements
+from cyclone_sqla import admission, inspection, operations, statements
 from cyclone_sqla.dialects import Dialect
 from cyclone_sqla.doctor.findings import Finding, Limits, error, note
 from cyclone_sqla.doctor.statements import DoctorStatements
@@ -41,23 +42,28 @@ class Queue:
         yield from self._headless()
         yield from self._unserved()
 
-    @property
+    @cached_property
     def _sql(self) -> DoctorStatements:
         return DoctorStatements(self.dialect.tables, self.dialect.syntax)
 
-    def before(self) -> datetime:
+    @cached_property
+    def _before(self) -> datetime:
         """What should have been done before this time is missed."""
-        time: datetime = self.connection.execute(
-            self._sql.time, {"now": self.dialect.now()}
-        ).scalar_one()
-        return time - self.limits.late
+        return operations.present(self.connection, self.dialect) - self.limits.late
 
     # ---- steps that no worker has taken ----------------------------------------------------------
 
+    def count_lapsed(self) -> int:
+        """Runs whose worker had long enough to say that it is still there; a bounded number."""
+        return self._count(self._sql.lapsed)
+
+    def _count(self, late: Any) -> int:
+        number: int = self.connection.execute(late, {"before": self._before}).scalar_one()
+        return number
+
     def _late_steps(self) -> Iterator[Finding]:
         late = _minutes(self.limits)
-        before = {"before": self.before()}
-        if lapsed := self.connection.execute(self._sql.lapsed, before).scalar_one():
+        if lapsed := self.count_lapsed():
             yield error(
                 "lapsed-leases",
                 f"{_counted(lapsed)} running whose lease ran out more than {late} ago: the worker "
@@ -66,7 +72,7 @@ class Queue:
                 "of all. Or run `cyclone-sqla doctor --fix`.",
                 can_be_mended=True,
             )
-        if overdue := self.connection.execute(self._sql.overdue, before).scalar_one():
+        if overdue := self._count(self._sql.overdue):
             yield error(
                 "overdue-jobs",
                 f"{_counted(overdue)} due for more than {late} and still not available.",
@@ -76,9 +82,8 @@ class Queue:
 
     def _incoming(self) -> Iterator[Finding]:
         rows = self.connection.execute(self._sql.incoming).all()
-        before = self.before()
         misplaced = [r for r in rows if r.position is None and r.released_through is not None]
-        waiting = [r for r in rows if r.updated_at < before and r not in misplaced]
+        waiting = [r for r in rows if r.updated_at < self._before and r not in misplaced]
         if misplaced:
             yield error(
                 "jobs-without-position",
@@ -102,9 +107,8 @@ class Queue:
         payable = admission.payable_debts(self.connection, self.dialect, 0, MOST_COUNTED)
         bound = self.dialect.syntax.bind("wanted", statements.ID, [(each,) for each in payable])
         given = {**bound, "now": self.dialect.now()}
-        before = self.before()
         rows = self.connection.execute(self.dialect.looks.heads, given)
-        return [row.id for row in rows if row.updated_at < before]
+        return [row.id for row in rows if row.updated_at < self._before]
 
     def _debts(self) -> Iterator[Finding]:
         if debts := self.old_debts():

@@ -10,12 +10,10 @@ from sqlalchemy import Engine
 
 from cyclone_sqla import admission, operations
 from cyclone_sqla.app import Cyclone
-from cyclone_sqla.backoff import DEFAULT_BACKOFF, BackoffPolicy
 from cyclone_sqla.dialects import Dialect
 from cyclone_sqla.dialects.base import WorkerConnection
 from cyclone_sqla.doctor.findings import DEFAULT_LIMITS, Limits
 from cyclone_sqla.doctor.queue import Queue
-from cyclone_sqla.doctor.statements import DoctorStatements
 from cyclone_sqla.figures import MOST_COUNTED
 from cyclone_sqla.operations import LostRun
 from cyclone_sqla.settings import DEFAULT_SETTINGS
@@ -62,7 +60,7 @@ class _Mender:
                 connection,
                 self._dialect,
                 runs,
-                lambda run: self._backoff(run).delay(run.crashes),
+                lambda run: self._cyclone.registry.backoff_of(run.kind).delay(run.crashes),
                 history_limit=DEFAULT_SETTINGS.history_limit,
             )
         for run in runs:
@@ -70,19 +68,11 @@ class _Mender:
                 yield f"Took job {run.id} back from {run.worker}: now {settled.states[run.id]}."
 
     def _lapsed(self) -> list[LostRun]:
-        """Those whose worker had long enough to say that it is still there."""
         with self._held.reading() as connection:
-            before = Queue(connection, self._dialect, self._limits).before()
-            sql = DoctorStatements(self._dialect.tables, self._dialect.syntax)
-            given = {"before": before}
-            number = connection.execute(sql.lapsed, given).scalar_one()
+            number = Queue(connection, self._dialect, self._limits).count_lapsed()
             limit = min(number, MOST_COUNTED)
             # The longest lapsed come first, so these are they.
             return operations.expired_runs(connection, self._dialect, limit) if limit else []
-
-    def _backoff(self, run: LostRun) -> BackoffPolicy:
-        action = self._cyclone.registry.find(run.kind)
-        return action.backoff if action is not None else DEFAULT_BACKOFF
 
     def _mend_lines(self) -> Iterator[str]:
         with self._held.reading() as connection:

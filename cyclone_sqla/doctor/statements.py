@@ -17,11 +17,6 @@ class DoctorStatements(StatementSet):
     """Those of one schema, in one database's words."""
 
     @cached_property
-    def time(self) -> Any:
-        """What every statement means by now."""
-        return select(self.now().label("now"))
-
-    @cached_property
     def lapsed(self) -> Any:
         """How many runs there are whose lease ran out before a time."""
         return self._count(IS_RUNNING, self.job.c.leased_until)

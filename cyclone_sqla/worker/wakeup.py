@@ -19,7 +19,8 @@ from uuid import uuid4
 
 from sqlalchemy import Engine
 
-from cyclone_sqla.hint_senders import NOTIFY, local_sender
+from cyclone_sqla.dialects import Dialect
+from cyclone_sqla.hint_senders import NOTIFY, local_sender, notify_channel
 from cyclone_sqla.own_connection import Outage, OwnConnection
 
 if TYPE_CHECKING:
@@ -282,3 +283,10 @@ def _data_version(connection: sqlite3.Connection) -> int:
     """A number that changes with every commit of another connection: 4 µs, and no transaction."""
     version: int = connection.execute("PRAGMA data_version").fetchone()[0]
     return version
+
+
+def source_on(engine: Engine, dialect: Dialect, wakeup: Wakeup) -> Source:
+    """What hears of new jobs on a database, over connections of this engine."""
+    if dialect.notifies:
+        return PostgresListener(wakeup, engine, notify_channel(dialect.schema))
+    return SqliteWatcher(wakeup, engine)

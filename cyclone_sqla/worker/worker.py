@@ -23,10 +23,8 @@ from sqlalchemy.pool import NullPool
 
 from cyclone_sqla import operations, schema_version
 from cyclone_sqla.app import Cyclone
-from cyclone_sqla.backoff import DEFAULT_BACKOFF, BackoffPolicy
 from cyclone_sqla.dialects import Dialect
 from cyclone_sqla.errors import ConfigurationError
-from cyclone_sqla.hint_senders import notify_channel
 from cyclone_sqla.hints import CALL_TO_ADMIT, CALL_TO_RENEW
 from cyclone_sqla.settings import WorkerSettings
 from cyclone_sqla.urls import parsed, url_of, worker_url
@@ -50,7 +48,7 @@ from cyclone_sqla.worker.runs import Finished, log_fields
 from cyclone_sqla.worker.sessions import Sessions, warn_of_a_small_pool
 from cyclone_sqla.worker.settler import Settler
 from cyclone_sqla.worker.unit_of_work import Books, UnitOfWork
-from cyclone_sqla.worker.wakeup import PostgresListener, Source, SqliteWatcher, Wakeup
+from cyclone_sqla.worker.wakeup import Source, Wakeup, source_on
 from cyclone_sqla.worker.work import Work
 
 log = logging.getLogger("cyclone_sqla.worker")
@@ -309,7 +307,7 @@ class _Parts:
             settings,
             rhythm=Rhythm(settings.rescue_interval, self._ending),
             contact=contact,
-            backoff_of=self._backoff_of,
+            backoff_of=cyclone.registry.backoff_of,
             on_rescued=self.wakeup.set,
         )
         self.pruner = Pruner(
@@ -520,24 +518,17 @@ class _Parts:
             self.engine.dispose()
 
     def _wake_source(self) -> Source | None:
-        settings, schema = self.worker.settings, self.worker.cyclone.schema
+        settings, direct = self.worker.settings, self.engine
         if not settings.listen:
             return None
-        if not self.dialect.notifies:
-            return SqliteWatcher(self.wakeup, self.engine)
-        direct = self.engine
-        if settings.listen_url is not None:
+        if self.dialect.notifies and settings.listen_url is not None:
             direct = sa.create_engine(worker_url(parsed(settings.listen_url)), poolclass=NullPool)
-        return PostgresListener(self.wakeup, direct, notify_channel(schema))
+        return source_on(direct, self.dialect, self.wakeup)
 
     def _on_finished(self, finished: Finished) -> None:
         self.executor.finished.put(finished)
         self.wakeup.set()
         self.worker.note_end()
-
-    def _backoff_of(self, kind: str) -> BackoffPolicy:
-        action = self.worker.cyclone.registry.find(kind)
-        return action.backoff if action is not None else DEFAULT_BACKOFF
 
     def _record(self) -> Mapping[str, Any]:
         return {

@@ -24,13 +24,7 @@ from tests.life.hands import FAILED, HOPELESS, Hands
 
 KEY = "account-42"
 
-
-@pytest.fixture(autouse=True)
-def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Run where nothing is configured."""
-    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
-    for name in ("CYCLONE_DATABASE_URL", "COLUMNS"):
-        monkeypatch.delenv(name, raising=False)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 @pytest.fixture

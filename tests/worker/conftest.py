@@ -1,15 +1,30 @@
-"""Databases without our tables, on which workers are started too, and asynchronous applications."""
+"""Databases without our tables, on which workers are started too, processes of workers, and
+asynchronous applications.
+"""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from tests.databases import Database
 from tests.migrations.conftest import empty_postgresql, empty_sqlite
+from tests.processes import App
 from tests.worker.site import Site
 
 __all__ = ["empty_postgresql", "empty_sqlite"]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CYCLONE_DATABASE_URL", raising=False)
+
+
+@pytest.fixture
+def app(tmp_path: Path, sqlite_database: Database) -> App:
+    """The application on a migrated SQLite file."""
+    return App(tmp_path, sqlite_database)
 
 
 @pytest.fixture(autouse=True)

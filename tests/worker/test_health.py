@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,16 +34,6 @@ from tests.databases import Database
 from tests.processes import App, eventually
 from tests.waiting import wait_until
 from tests.worker.site import Gate, Site, nothing
-
-
-@pytest.fixture(autouse=True)
-def _nothing_configured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CYCLONE_DATABASE_URL", raising=False)
-
-
-@pytest.fixture
-def app(tmp_path: Path, sqlite_database: Database) -> App:
-    return App(tmp_path, sqlite_database)
 
 
 def free_ports(count: int) -> int:

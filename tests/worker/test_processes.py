@@ -15,17 +15,6 @@ from tests.processes import App, Process, eventually
 TWO = ("--processes", "2", "--name", "web")
 
 
-@pytest.fixture(autouse=True)
-def _nothing_configured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CYCLONE_DATABASE_URL", raising=False)
-
-
-@pytest.fixture
-def app(tmp_path: Path, sqlite_database: Database) -> App:
-    """The application on a migrated SQLite file."""
-    return App(tmp_path, sqlite_database)
-
-
 def _wait_for_both(app: App) -> dict[str, int]:
     eventually(lambda: len(app.workers()) == 2, "both workers run")
     return app.workers()

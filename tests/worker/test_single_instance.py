@@ -17,17 +17,6 @@ STARTED = " started: "
 ALONE = "--single-instance"
 
 
-@pytest.fixture(autouse=True)
-def _nothing_configured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CYCLONE_DATABASE_URL", raising=False)
-
-
-@pytest.fixture
-def app(tmp_path: Path, sqlite_database: Database) -> App:
-    """The application on a migrated SQLite file."""
-    return App(tmp_path, sqlite_database)
-
-
 # ---- who may work on the file ------------------------------------------------------------------
 
 
