@@ -55,9 +55,9 @@ def test_drain_by_one_process(place: PostgresPlace, book: Book, kind: str) -> No
 @pytest.mark.parametrize("kind", ["tick", "atick"])
 def test_weight_of_a_process(place: PostgresPlace, book: Book, kind: str) -> None:
     name = "sync" if kind == "tick" else "async"
-    weights = [ours(place, kind, COUNT).told[0]["rss_mb"] for _ in range(3)]
+    weights = [ours(place, kind, COUNT).told[0]["rss_mib"] for _ in range(3)]
     work = f"most memory of a process that drains {COUNT:,}, {name}"
-    book.note("drain", work, place.name, weights, unit="MB", size=COUNT)
+    book.note("drain", work, place.name, weights, unit="MiB", size=COUNT)
 
 
 def test_drain_by_two_processes(place: PostgresPlace, book: Book) -> None:
