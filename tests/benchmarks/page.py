@@ -50,10 +50,13 @@ def performance(kept: dict[str, Any]) -> str:
 
 def beyond(kept: dict[str, Any]) -> str:
     """The tables of the page about several servers."""
-    figures = [Figure(**figure) for figure in kept["figures"] if figure["section"] == "scale"]
-    throughput = [figure for figure in figures if "idle" not in figure.work]
-    pickup = [figure for figure in figures if "idle" in figure.work]
+    figures = [Figure(**figure) for figure in kept["figures"]]
+    scale = [figure for figure in figures if figure.section == "scale"]
+    throughput = [figure for figure in scale if "idle" not in figure.work]
+    pickup = [figure for figure in scale if "idle" in figure.work]
+    retention = [figure for figure in figures if figure.section == "retention"]
     parts = [circumstances(kept["run"]), *(pivot(some) for some in (throughput, pickup) if some)]
+    parts += tables(retention)
     return "\n\n".join(parts) + "\n"
 
 

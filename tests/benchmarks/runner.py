@@ -62,14 +62,23 @@ def application(mark: Mark) -> Cyclone:
 class Ours:
     """A worker with these settings."""
 
-    def __init__(self, url: str, mark: Mark, slots: int = 500, count_claims: bool = False) -> None:
+    def __init__(
+        self,
+        url: str,
+        mark: Mark,
+        slots: int = 500,
+        count_claims: bool = False,
+        # The rows of earlier rounds stay: to prune them is not what is measured.
+        keep_completed: float | None = None,
+    ) -> None:
         cyclone = application(mark)
         cyclone.database = url
         self.claims = Claims()
         if count_claims:
             self.claims.watch(cyclone.dialect(sa.make_url(url).get_backend_name()))
-        # The rows of earlier rounds stay: to prune them is not what is measured.
-        self._worker = Worker(cyclone, queues={"default": slots}, keep_completed=None)
+        self._worker = Worker(
+            cyclone, queues={"default": slots}, keep_completed=keep_completed, prune_interval=1.0
+        )
 
     def begin(self) -> None:
         """Work from now on."""

@@ -84,3 +84,34 @@ def test_pickup(place: PostgresPlace, book: Book, processes: int) -> None:
         value = percentile(waited, share)
         book.note("scale", work, place.name, [value], unit=unit, size=len(waited))
     applications.engine.dispose()
+
+
+def test_retention(place: PostgresPlace, book: Book) -> None:
+    """How many ended jobs one process deletes, and what a drain loses beside that."""
+    rows = sized(500_000)
+    old = "clock_timestamp() - interval '10 days'"
+
+    def beside_retention(keep: float | None) -> tuple[float, float]:
+        place.empty()
+        place.fill(rows, state="'completed'", finished_at=old)
+        jobs = place.fill(COUNT, "atick")
+        place.tidy()
+        drained = drain(place, jobs, [Runner.ours(place, slots=SLOTS, keep_completed=keep)])
+        (left,) = place.run(f"SELECT count(*) FROM cyclone_job WHERE id < {jobs.first}")
+        return drained.rate, (rows - left) / drained.seconds
+
+    rounds = [(beside_retention(86_400.0), beside_retention(None)) for _ in range(ROUNDS)]
+    work = "drain by one process, retention at work"
+    book.write_pairs(
+        "retention",
+        work,
+        place.name,
+        [(busy[0], idle[0]) for busy, idle in rounds],
+        beside="nothing to delete",
+        size=COUNT,
+        unit="jobs/s",
+    )
+    deleted = [busy[1] for busy, _ in rounds]
+    book.note(
+        "retention", "ended jobs deleted meanwhile", place.name, deleted, unit="rows/s", size=rows
+    )
