@@ -35,7 +35,8 @@ CREATE TABLE job_archive (
     id bigint, kind text, state text, finished_at timestamptz, arguments json, last_error text,
     PRIMARY KEY (id, finished_at)
 ) PARTITION BY RANGE (finished_at);
-CREATE TABLE job_archive_day PARTITION OF job_archive FOR VALUES FROM ('2026-01-01') TO ('2026-01-02')
+CREATE TABLE job_archive_day PARTITION OF job_archive
+    FOR VALUES FROM ('2026-01-01') TO ('2026-01-02')
 """
 
 
