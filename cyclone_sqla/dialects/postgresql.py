@@ -7,7 +7,7 @@ from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import BigInteger, Connection, Engine, Text, bindparam, event, func, select
@@ -29,6 +29,7 @@ from cyclone_sqla.dialects.base import (
     connecting_like,
     session_pool,
 )
+from cyclone_sqla.dialects.floors import Floor, Floors
 from cyclone_sqla.dialects.hand_over import TurnFunction
 from cyclone_sqla.dialects.pipeline import BEGIN, Pipeline, is_between_transactions
 from cyclone_sqla.errors import ConfigurationError, TransactionError
@@ -230,13 +231,31 @@ class PostgresDialect(Dialect):
     def hold(
         self, engine: Engine, settings: WorkerSettings, *, takes_turns: bool = False
     ) -> WorkerConnection:
-        takes_turns = takes_turns and settings.prepare
         return PostgresConnection(engine, plans_once=settings.prepare, takes_turns=takes_turns)
 
     def claim(
         self, connection: Connection, slots: Mapping[str, int], params: Mapping[str, Any]
     ) -> Rows:
-        return connection.execute(*self._claiming(slots, params)).all()
+        floors: Floors | None = connection.info.get(FLOORS)
+        step = self._claiming(slots, params, floors)
+        return self._noted(connection, slots, params, connection.execute(*step).all())
+
+    def _noted(
+        self,
+        connection: Connection,
+        slots: Mapping[str, int],
+        params: Mapping[str, Any],
+        claimed: Rows,
+        *,
+        in_order: bool = True,
+    ) -> Rows:
+        """What was claimed, and what a full look adds where that came short above a floor."""
+        floors: Floors | None = connection.info.get(FLOORS)
+        missed = floors.note(slots, claimed, in_order=in_order) if floors is not None else {}
+        if not missed:
+            return claimed
+        more = connection.execute(*self._claiming(missed, params)).all()
+        return [*claimed, *more]
 
     def claim_this(self, connection: Connection, params: Mapping[str, Any]) -> Rows:
         return connection.execute(self._claim_this, {**params, "now": self.now()}).all()
@@ -253,8 +272,9 @@ class PostgresDialect(Dialect):
         slots: Mapping[str, int],
         params: Mapping[str, Any],
     ) -> tuple[list[Rows], Rows]:
-        *done, claimed = self.run(connection, [*steps, self._claiming(slots, params)])
-        return done, claimed
+        floors: Floors | None = connection.info.get(FLOORS)
+        *done, claimed = self.run(connection, [*steps, self._claiming(slots, params, floors)])
+        return done, self._noted(connection, slots, params, claimed)
 
     def take_turn(
         self,
@@ -271,13 +291,21 @@ class PostgresDialect(Dialect):
         if not connection.info.get(_HAS_TURNS):
             return None
         values: dict[str, Any] = {"released_id": [], "hands_over": hands_over}
-        for step in (*steps, self._claiming(slots, params)):
+        for step in (*steps, self._claiming(slots, params, connection.info.get(FLOORS))):
             values |= step.params
-        return self.turns.call(connection, values)
+        turn = self.turns.call(connection, values)
+        in_order = not (hands_over and values["released_id"])
+        claimed = self._noted(connection, slots, params, turn.claimed, in_order=in_order)
+        return turn._replace(claimed=claimed)
 
-    def _claiming(self, slots: Mapping[str, int], params: Mapping[str, Any]) -> Step:
+    def _claiming(
+        self, slots: Mapping[str, int], params: Mapping[str, Any], floors: Floors | None = None
+    ) -> Step:
+        """A claim from these floors on; without them a full look."""
+        used: Sequence[Floor] = () if floors is None else floors.of_next_claim()
         wanted = self.syntax.bind("wanted", _WANTED, list(slots.items()))
         given = {**params, **wanted, "kinds_kind": params["kinds"], "now": self.now()}
+        given |= self.syntax.bind("floors", _FLOORS, used)
         del given["kinds"]
         return Step(self._claim, given)
 
@@ -354,23 +382,30 @@ class PostgresDialect(Dialect):
         job = self.tables.job.alias("candidate")
         wanted = self.syntax.rows("wanted", _WANTED)
         kinds = self.syntax.rows("kinds", {"kind": Text()})
+        floors = self.syntax.rows("floors", _FLOORS)
+        floor = sa.tuple_(
+            func.coalesce(floors.c.priority, _LOWEST.priority),
+            func.coalesce(floors.c.id, _LOWEST.id),
+        )
         of_kind = (
             select(job.c.id, job.c.priority)
             .where(
                 predicate(IS_AVAILABLE),
                 job.c.queue == wanted.c.queue,
                 job.c.kind == kinds.c.kind,
+                sa.tuple_(job.c.priority, job.c.id) >= floor,
                 self.sql.may_start(job),
             )
             .order_by(job.c.priority, job.c.id)
             .limit(wanted.c.slots)
             .with_for_update(skip_locked=True, key_share=True)
-            .correlate(wanted, kinds)
+            .correlate(wanted, kinds, floors)
             .lateral("of_kind")
         )
+        has_floor = sa.and_(floors.c.queue == wanted.c.queue, floors.c.kind == kinds.c.kind)
         of_queue = (
             select(of_kind.c.id)
-            .select_from(kinds.join(of_kind, sa.true()))
+            .select_from(kinds.outerjoin(floors, has_floor).join(of_kind, sa.true()))
             .order_by(of_kind.c.priority, of_kind.c.id)
             .limit(wanted.c.slots)
             .correlate(wanted)
@@ -394,7 +429,26 @@ class PostgresDialect(Dialect):
 _HAS_TURNS = "cyclone_sqla_has_turns"
 """Of a connection: whether it has a :class:`TurnFunction`; None if that is to be made."""
 
+FLOORS = "cyclone_sqla_floors"
+"""Of a connection that takes turns: its :class:`Floors`."""
+
 _WANTED: Columns = {"queue": Text(), "slots": sa.Integer()}
+
+_FLOORS: Columns = {
+    "queue": Text(), "kind": Text(), "priority": sa.SmallInteger(), "id": BigInteger(),
+}  # fmt: skip
+
+
+class _Lowest(NamedTuple):
+    priority: sa.ColumnElement[int]
+    id: sa.ColumnElement[int]
+
+
+_LOWEST = _Lowest(
+    sa.literal_column("(-32768)::smallint", sa.SmallInteger()),
+    sa.literal_column("(-9223372036854775808)::bigint", BigInteger()),
+)
+"""Below every job."""
 
 _LOCK_SEQUENCE = select(
     func.pg_advisory_xact_lock(func.hashtextextended(bindparam("name", type_=Text()), 0))
@@ -458,7 +512,8 @@ class PostgresConnection(WorkerConnection):
             if self._plans_once:
                 self._connection.exec_driver_sql("SET plan_cache_mode = force_generic_plan")
             if self._takes_turns:
-                self._connection.info[_HAS_TURNS] = None
+                self._connection.info[FLOORS] = Floors()
+                self._connection.info[_HAS_TURNS] = None if self._plans_once else False
         return self._connection
 
     def _drop(self) -> None:
