@@ -490,6 +490,8 @@ class Claiming:
     lease_length: timedelta
     hands_over: bool = False
     """Whether the next in line of a head that ends may be claimed before those that wait longer."""
+    only_next: bool = False
+    """Whether the next in line is enough then, where claims take it in the same call."""
 
     @property
     def params(self) -> dict[str, Any]:
@@ -539,7 +541,9 @@ def _take_turn(
 ) -> Turn:
     steps, slots, params = _completing(dialect, settlements), wanted.slots, wanted.params
     hands_over = wanted.hands_over and len(settlements) == 1
-    turn = dialect.take_turn(connection, steps, slots, params, hands_over=hands_over)
+    turn = dialect.take_turn(
+        connection, steps, slots, params, hands_over=hands_over, only_next=wanted.only_next
+    )
     if turn is not None:
         return turn
     rows, claimed = dialect.run_and_claim(connection, steps, slots, params)
@@ -804,6 +808,8 @@ def _judge_completed(
     """What became of each, and those that were asked to stop and are left as they are."""
     states = dict.fromkeys(turn.settled, State.COMPLETED)
     missing = [s for s in settlements if s.job_id not in states]
+    if not missing:
+        return Settled(states, has_delayed=turn.has_delayed), []
     found = _leases_of(connection, dialect, [s.job_id for s in missing])
     asked = [
         s

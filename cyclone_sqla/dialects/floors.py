@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 STANDS = 9.0
@@ -49,26 +49,23 @@ class Floors:
         self._used = list(self._floors.values()) if stand else []
         return self._used
 
-    def note(
-        self, slots: Mapping[str, int], claimed: Sequence[Any], *, in_order: bool = True
-    ) -> dict[str, int]:
+    def note(self, slots: Mapping[str, int], claimed: Sequence[Any]) -> dict[str, int]:
         """Take note of what a claim has got.
 
-        Returns the slots, by queue, that it left empty without having looked everywhere. Jobs that
-        were not claimed ``in_order`` say nothing of where the others are.
+        Returns the slots, by queue, that it left empty without having looked everywhere.
         """
         got = Counter(row.queue for row in claimed)
         short = {name: count - got[name] for name, count in slots.items() if got[name] < count}
         missed = {name: short[name] for name in short if any(f.queue == name for f in self._used)}
         self._forget(short)
-        if in_order:
-            self._put([row for row in claimed if row.queue not in short])
+        self._put([row for row in claimed if row.queue not in short])
         if not self._used:
             now = self._clock()
             self._stand_until = now + STANDS * (now - self._began)
+            self._forget({name for name, _ in self._floors} - slots.keys())  # not looked at now
         return missed
 
-    def _forget(self, queues: Mapping[str, int]) -> None:
+    def _forget(self, queues: Collection[str]) -> None:
         for pair in [pair for pair in self._floors if pair[0] in queues]:
             del self._floors[pair]
 

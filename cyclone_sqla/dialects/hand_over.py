@@ -9,7 +9,9 @@ migrate it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 import sqlalchemy as sa
@@ -30,6 +32,7 @@ _PARAMETERS = {
     "done_result": "text[]",
     "released_id": "bigint[]",
     "hands_over": "boolean",
+    "only_next": "boolean",
     "wanted_queue": "text[]",
     "wanted_slots": "integer[]",
     "kinds_kind": "text[]",
@@ -46,7 +49,7 @@ _VARIABLES = {*_PARAMETERS, "next_id"}
 """The bound values of the statements that are the function's own, by their names there."""
 
 _CALL = "SELECT * FROM {}({})".format(
-    _NAME, ", ".join(f"%({name})s::{type_}" for name, type_ in _PARAMETERS.items())
+    _NAME, ", ".join(f"%s::{type_}" for type_ in _PARAMETERS.values())
 )
 
 
@@ -57,11 +60,12 @@ _NO_VERDICT: list[sa.ColumnElement[Any]] = [
 """What stands in the rows of claimed jobs where the first row tells of the settled ones."""
 
 
-class TurnFunction(NamedTuple):
+@dataclass(frozen=True)
+class TurnFunction:
     """What the function is made of: statements that name their bound values as it does.
 
-    ``next_to_claim`` finds an id and its queue, ``claim`` takes that job (``next_id``) too and
-    returns ``claimed``.
+    ``next_to_claim`` finds an id and its queue, ``claim_next`` takes that job (``next_id``) and
+    ``claim`` others; both return ``claimed``.
     """
 
     complete: Any
@@ -69,6 +73,7 @@ class TurnFunction(NamedTuple):
     next_to_claim: Any
     admit_next: Any
     keep_as_debt: Any
+    claim_next: sa.Update
     claim: sa.Update
     claimed: Sequence[sa.ColumnElement[Any]]
 
@@ -95,17 +100,26 @@ class TurnFunction(NamedTuple):
 
     def call(self, connection: Connection, values: Mapping[str, Any]) -> Turn:
         """Take a turn: its first row tells of the settled jobs, the others are the claimed."""
-        from psycopg.rows import namedtuple_row
-
         driver: Any = connection.connection.driver_connection
-        given = {name: _as_text(value) for name, value in values.items()}
+        given = [_as_text(values[name]) for name in _PARAMETERS]
         with driver_errors(connection):
-            cursor = driver.cursor(row_factory=namedtuple_row)
+            cursor = driver.cursor(row_factory=self._rows)
             first, *claimed = cursor.execute(_CALL, given).fetchall()
         return Turn(first.settled or (), bool(first.has_delayed), claimed)
 
+    @cached_property
+    def _rows(self) -> Callable[[object], Any]:
+        """A row factory of the driver's, which would else look its class up anew at every call."""
+        names = ["settled", "has_delayed", *(column.name for column in self.claimed)]
+        row_class: Any = NamedTuple  # its fields are known only here
+        row = row_class("TurnRow", [(name, Any) for name in names])
+        return lambda _cursor: row._make
+
     def _body(self) -> str:
-        claim = self.claim.returning(*_NO_VERDICT, *self.claimed)
+        claim_next, claim = (
+            _text(taking.returning(*_NO_VERDICT, *self.claimed))
+            for taking in (self.claim_next, self.claim)
+        )
         return f"""
 #variable_conflict use_column
 DECLARE
@@ -139,7 +153,12 @@ BEGIN
         END IF;
     END IF;
     RETURN NEXT;
-    RETURN QUERY {_text(claim)};
+    IF _next_id IS NOT NULL THEN
+        RETURN QUERY {claim_next};
+    END IF;
+    IF _next_id IS NULL OR NOT _only_next THEN
+        RETURN QUERY {claim};
+    END IF;
 END
 """
 

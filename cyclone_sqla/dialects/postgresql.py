@@ -238,20 +238,18 @@ class PostgresDialect(Dialect):
     ) -> Rows:
         floors: Floors | None = connection.info.get(FLOORS)
         step = self._claiming(slots, params, floors)
-        return self._noted(connection, slots, params, connection.execute(*step).all())
+        return self._noted(connection, floors, slots, params, connection.execute(*step).all())
 
     def _noted(
         self,
         connection: Connection,
+        floors: Floors | None,
         slots: Mapping[str, int],
         params: Mapping[str, Any],
         claimed: Rows,
-        *,
-        in_order: bool = True,
     ) -> Rows:
         """What was claimed, and what a full look adds where that came short above a floor."""
-        floors: Floors | None = connection.info.get(FLOORS)
-        missed = floors.note(slots, claimed, in_order=in_order) if floors is not None else {}
+        missed = {} if floors is None else floors.note(slots, claimed)
         if not missed:
             return claimed
         more = connection.execute(*self._claiming(missed, params)).all()
@@ -274,7 +272,7 @@ class PostgresDialect(Dialect):
     ) -> tuple[list[Rows], Rows]:
         floors: Floors | None = connection.info.get(FLOORS)
         *done, claimed = self.run(connection, [*steps, self._claiming(slots, params, floors)])
-        return done, self._noted(connection, slots, params, claimed)
+        return done, self._noted(connection, floors, slots, params, claimed)
 
     def take_turn(
         self,
@@ -284,18 +282,23 @@ class PostgresDialect(Dialect):
         params: Mapping[str, Any],
         *,
         hands_over: bool,
+        only_next: bool,
     ) -> Turn | None:
         if connection.info.get(_HAS_TURNS, False) is None:
             # Not before there is a turn to take: a standby allows it less than any look.
             connection.info[_HAS_TURNS] = self.turns.create(connection)
         if not connection.info.get(_HAS_TURNS):
             return None
-        values: dict[str, Any] = {"released_id": [], "hands_over": hands_over}
-        for step in (*steps, self._claiming(slots, params, connection.info.get(FLOORS))):
+        # A turn that may take the next in line leaves the others' slots empty, and says nothing of
+        # where others are.
+        floors = None if hands_over and len(steps) > 1 else connection.info.get(FLOORS)
+        values: dict[str, Any] = {
+            "released_id": [], "hands_over": hands_over, "only_next": only_next,
+        }  # fmt: skip
+        for step in (*steps, self._claiming(slots, params, floors)):
             values |= step.params
         turn = self.turns.call(connection, values)
-        in_order = not (hands_over and values["released_id"])
-        claimed = self._noted(connection, slots, params, turn.claimed, in_order=in_order)
+        claimed = self._noted(connection, floors, slots, params, turn.claimed)
         return turn._replace(claimed=claimed)
 
     def _claiming(
@@ -354,7 +357,8 @@ class PostgresDialect(Dialect):
             next_to_claim=self._next_to_claim(),
             admit_next=self.lines.admit_next,
             keep_as_debt=self.lines.keep_as_debt,
-            claim=self._build_claim(bindparam("next_id", type_=BigInteger())),
+            claim_next=self._claim_next(),
+            claim=self._build_claim(),
             claimed=self.sql.claimed,
         )
 
@@ -371,9 +375,15 @@ class PostgresDialect(Dialect):
         )
         return claimable.with_for_update(of=job, skip_locked=True, key_share=True)
 
-    def _build_claim(self, also: sa.ColumnElement[int] | None = None) -> sa.Update:
+    def _claim_next(self) -> sa.Update:
+        """The job that :meth:`_next_to_claim` has locked becomes the head of its line, running."""
+        job = self.tables.job
+        values = self.sql.claim_values(self._lease) | {"admitted": True}
+        return sa.update(job).where(job.c.id == bindparam("next_id")).values(values)
+
+    def _build_claim(self) -> sa.Update:
         """All queues in one statement; for each, the first of every known kind, then the first of
-        those; and the job with the id ``also``, which becomes the head of its line.
+        those.
 
         The limit inside each kind is why a wall of jobs of kinds that this worker does not know
         costs nothing. The picked ids go through an array: joined as a row source, their number is a
@@ -420,9 +430,6 @@ class PostgresDialect(Dialect):
         target = self.tables.job
         ids = func.array(picked, type_=ARRAY(BigInteger))
         values = self.sql.claim_values(self._lease)
-        if also is not None:
-            ids = func.array_append(ids, also, type_=ARRAY(BigInteger))
-            values["admitted"] = sa.case((target.c.id == also, True), else_=target.c.admitted)
         return sa.update(target).where(target.c.id == sa.any_(ids)).values(values)
 
 

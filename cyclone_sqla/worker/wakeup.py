@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+RUN_ENDED = "\x01ended"
+"""In the place of a queue's name: a run has ended here, which says nothing of new jobs."""
+
+
 class Wakeup:
     """A flag with the names of the queues that may have work; ``queues`` are those that it serves.
 

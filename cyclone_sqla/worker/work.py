@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from queue import Empty, SimpleQueue
 
@@ -19,7 +19,7 @@ from cyclone_sqla.worker.executor import Executor
 from cyclone_sqla.worker.holdings import Holdings
 from cyclone_sqla.worker.runs import Finished
 from cyclone_sqla.worker.settler import Settler
-from cyclone_sqla.worker.wakeup import Linger, Wakeup
+from cyclone_sqla.worker.wakeup import RUN_ENDED, Linger, Wakeup
 
 log = logging.getLogger("cyclone_sqla.worker")
 
@@ -36,22 +36,42 @@ class HandOvers:
     """Says when the next of a line may be claimed together with its head's end.
 
     It passes those by that wait for a slot. So where some may do, its chain ends, and a turn of
-    theirs comes.
+    theirs comes. Where nobody waited at the latest look, the next is enough until somebody calls.
     """
 
     def __init__(self) -> None:
         self._is_full = True
+        self._is_called = True
         self._ends = 0.0
+        self._looks_again = 0.0
 
     def may_go_on(self) -> bool:
         """Whether nobody waits, or nobody has waited for long."""
         return not self._is_full or time.monotonic() < self._ends
 
+    def suffice(self, slots: Mapping[str, int]) -> bool:
+        """Whether a turn that hands over need not look for others."""
+        if sum(slots.values()) == 1:
+            return True
+        is_answered = not self._is_full and not self._is_called
+        return is_answered and time.monotonic() < self._looks_again
+
+    def called(self) -> None:
+        """There may be new jobs."""
+        self._is_called = True
+
     def note(self, wanted: Claiming, claimed: int) -> None:
         """This many were claimed."""
-        self._is_full = claimed >= sum(wanted.slots.values())
+        ends = time.monotonic() + CHAIN
         if not wanted.hands_over:
-            self._ends = time.monotonic() + CHAIN
+            self._ends = ends
+        has_looked = not (wanted.only_next and claimed)
+        is_full = claimed >= sum(wanted.slots.values())
+        if has_looked or is_full:
+            self._is_full = is_full
+        if has_looked:
+            self._is_called = False
+            self._looks_again = ends
 
 
 class Work:
@@ -140,8 +160,7 @@ class Work:
         claimed: list[ClaimedJob] = []
         with self._held.step() as connection:
             if slots:
-                hands_over = self._hand_overs.may_go_on()
-                wanted = Claiming(slots, self._kinds, self._worker, self._lease, hands_over)
+                wanted = self._wanted(slots)
                 settled, claimed = self._settler.write_and_claim(connection, batch, wanted)
                 self._hand_overs.note(wanted, len(claimed))
             else:
@@ -152,6 +171,10 @@ class Work:
         if settled.has_delayed:
             self._due_in(0.0)  # by a look, which finds out when
         return claimed, busy
+
+    def _wanted(self, slots: Mapping[str, int]) -> Claiming:
+        hands_over, only_next = self._hand_overs.may_go_on(), self._hand_overs.suffice(slots)
+        return Claiming(slots, self._kinds, self._worker, self._lease, hands_over, only_next)
 
     def _is_worth_a_claim(self, slots: Mapping[str, int]) -> bool:
         if not slots:
@@ -177,10 +200,15 @@ class Work:
         self._was_called = called is not None
         if called is not None:
             self._linger.reset()
-            if CALL_TO_ADMIT in called:
-                self._due_in(0)
-            if CALL_TO_RENEW in called:
-                self._renew_now()
+            self._answer(called)
+
+    def _answer(self, called: Collection[str]) -> None:
+        if called != {RUN_ENDED}:
+            self._hand_overs.called()
+        if CALL_TO_ADMIT in called:
+            self._due_in(0)
+        if CALL_TO_RENEW in called:
+            self._renew_now()
 
     def _drain(self) -> list[Finished]:
         finished: list[Finished] = []

@@ -48,7 +48,7 @@ from cyclone_sqla.worker.runs import Finished, log_fields
 from cyclone_sqla.worker.sessions import Sessions, warn_of_a_small_pool
 from cyclone_sqla.worker.settler import Settler
 from cyclone_sqla.worker.unit_of_work import Books, UnitOfWork
-from cyclone_sqla.worker.wakeup import Source, Wakeup, source_on
+from cyclone_sqla.worker.wakeup import RUN_ENDED, Source, Wakeup, source_on
 from cyclone_sqla.worker.work import Work
 
 log = logging.getLogger("cyclone_sqla.worker")
@@ -267,7 +267,7 @@ class _Parts:
         if not self.kinds:
             raise ConfigurationError("no action is registered, so there is nothing to work on")
         self.engine, self.owns_engine = worker.make_engine(self.dialect)
-        self.wakeup = Wakeup(self.slots, [CALL_TO_ADMIT, CALL_TO_RENEW])
+        self.wakeup = Wakeup(self.slots, [CALL_TO_ADMIT, CALL_TO_RENEW, RUN_ENDED])
         self.source = self._wake_source()
         self.place: InstanceLock | None = None
         self.holdings = Holdings(self.slots)
@@ -527,7 +527,7 @@ class _Parts:
 
     def _on_finished(self, finished: Finished) -> None:
         self.executor.finished.put(finished)
-        self.wakeup.set()
+        self.wakeup.set(RUN_ENDED)
         self.worker.note_end()
 
     def _record(self) -> Mapping[str, Any]:

@@ -255,22 +255,33 @@ class Worker:
         return operations.claim(self.connection, self._race.dialect, self.wanted(count))
 
     def complete_and_claim(
-        self, jobs: list[ClaimedJob], count: int, *, hands_over: bool = True
+        self,
+        jobs: list[ClaimedJob],
+        count: int,
+        *,
+        hands_over: bool = True,
+        only_next: bool = False,
     ) -> list[ClaimedJob]:
         """Settle runs as completed and claim others, as a busy worker does: if it hands over, the
         next of a lone head's line first.
         """
-        batch, wanted = self.ends_of(jobs), self.wanted(count, hands_over=hands_over)
+        batch = self.ends_of(jobs)
+        wanted = self.wanted(count, hands_over=hands_over, only_next=only_next)
         _, claimed = operations.settle_and_claim(
             self.connection, self._race.dialect, batch, wanted, history_limit=5
         )
         return claimed
 
     def wanted(
-        self, count: int, *, kinds: Collection[str] = ("work",), hands_over: bool = False
+        self,
+        count: int,
+        *,
+        kinds: Collection[str] = ("work",),
+        hands_over: bool = False,
+        only_next: bool = False,
     ) -> Claiming:
         """What it asks for."""
-        return Claiming({"default": count}, list(kinds), self.name, LEASE, hands_over)
+        return Claiming({"default": count}, list(kinds), self.name, LEASE, hands_over, only_next)
 
     def ends_of(self, jobs: list[ClaimedJob], result: str | None = None) -> list[Settlement]:
         """Ends of runs that returned."""

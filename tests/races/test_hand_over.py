@@ -55,6 +55,22 @@ def test_a_hand_over_takes_one_of_the_free_slots(race: Race) -> None:
     assert sorted(job.id for job in following) == [second, *others[:2]]
 
 
+def test_where_the_next_is_enough_others_are_looked_for_when_the_line_has_ended(
+    race: Race,
+) -> None:
+    worker = race.worker()
+    _, second = line(race, 2)
+    job = claimed(race, worker)
+    others = [line(race, 1, key=f"other-{n}")[0] for n in range(3)]
+
+    (following,) = worker.complete_and_claim([job], 3, only_next=True)
+    assert following.id == second
+    rest = worker.complete_and_claim([following], 3, only_next=True)
+    worker.commit()
+
+    assert [job.id for job in rest] == others
+
+
 NOT_YET: dict[str, tuple[Act, str]] = {
     "a later time": (
         lambda person, id_: person.act("reschedule", id_, process_in=60),

@@ -1,16 +1,19 @@
 """What one round of a busy worker does at once: settle, hand on, claim."""
 
 import json
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from cyclone_sqla import Context
-from cyclone_sqla.worker.work import CHAIN
+from cyclone_sqla.operations import Claiming
+from cyclone_sqla.worker.work import CHAIN, HandOvers
 from tests.databases import Database
 from tests.worker.site import Gate, Site, nothing
 
@@ -59,6 +62,34 @@ def test_an_urgent_job_does_not_wait_for_the_end_of_a_line_that_has_the_only_slo
         site.wait_until_all_are("completed")
 
     assert order.index("urgent") < len(line)
+
+
+def wanted(hand_overs: HandOvers, slots: int) -> Claiming:
+    """What a worker with so many free slots asks for."""
+    mode = hand_overs.may_go_on(), hand_overs.suffice({"default": slots})
+    return Claiming({"default": slots}, ["work"], "w", timedelta(seconds=30), *mode)
+
+
+def test_the_next_in_line_is_enough_from_a_look_that_left_slots_free_until_somebody_calls() -> None:
+    hand_overs = HandOvers()
+    first_look = wanted(hand_overs, 5)
+    hand_overs.note(first_look, 2)
+    after_the_look = wanted(hand_overs, 3)
+    hand_overs.called()
+    after_the_call = wanted(hand_overs, 3)
+    hand_overs.note(after_the_call, 3)
+    after_a_look_that_filled_all = wanted(hand_overs, 3)
+
+    asked = (first_look, after_the_look, after_the_call, after_a_look_that_filled_all)
+    assert [claim.only_next for claim in asked] == [False, True, False, False]
+
+
+def test_others_are_looked_for_from_time_to_time_though_nobody_calls() -> None:
+    hand_overs = HandOvers()
+    hand_overs.note(wanted(hand_overs, 5), 2)
+    hand_overs.note(wanted(hand_overs, 5), 1)  # the next of a line
+    time.sleep(CHAIN)
+    assert not wanted(hand_overs, 5).only_next
 
 
 @contextmanager
