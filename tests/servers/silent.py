@@ -65,24 +65,32 @@ class SilentProxy:
         while True:
             try:
                 client, _ = self._door.accept()
+            except OSError:
+                return  # the door is closed
+            try:
                 server = socket.create_connection((self._server.host, self._server.port or 5432))
             except OSError:
-                return
-            with self._lock:
-                self._sockets += [client, server]
-                if self._takes_new:
-                    self._passing |= {client, server}
-            for source, target in ((client, server), (server, client)):
-                threading.Thread(target=self._copy, args=(source, target), daemon=True).start()
+                client.close()
+            else:
+                self._join(client, server)
+
+    def _join(self, client: socket.socket, server: socket.socket) -> None:
+        with self._lock:
+            self._sockets += [client, server]
+            if self._takes_new:
+                self._passing |= {client, server}
+        for source, target in ((client, server), (server, client)):
+            threading.Thread(target=self._copy, args=(source, target), daemon=True).start()
 
     def _copy(self, source: socket.socket, target: socket.socket) -> None:
         try:
             while data := source.recv(65536):
                 if source in self._passing:
                     target.sendall(data)
-            _hang_up(target)
         except OSError:
             return  # it was hung up
+        finally:
+            _hang_up(target)
 
 
 def _hang_up(each: socket.socket) -> None:
