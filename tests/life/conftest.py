@@ -25,7 +25,7 @@ def hands(database: Database) -> Iterator[Hands]:
         pytest.param("sqlite", marks=pytest.mark.sqlite),
     ],
 )
-def contract_url(
+def cyclone_database_url(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
     """A database without our tables, once of each kind."""
