@@ -127,7 +127,7 @@ def run(directory: Path, *options: str, tests: int, more: str = "") -> Done:
 
 
 def run_async(directory: Path, runner: str, *options: str, more: str = "") -> Done:
-    """With the plugin of this runner, and without that of the other one; ``more`` of conftest.py."""
+    """With the plugin of this runner alone, and ``more`` of conftest.py."""
     (directory / "conftest.py").write_text(ASYNC_CONFTEST + more)
     (directory / "test_receipts.py").write_text(ASYNC_TESTS.replace("{runner}", runner))
     if runner == "anyio":
