@@ -9,12 +9,16 @@ import random
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy import ClauseElement, Dialect, Pool
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.sql.compiler import SQLCompiler
+
+from cyclone_sqla.patience import Patience, within
 
 T = TypeVar("T")
 
@@ -39,15 +43,17 @@ class OwnConnection:
     driver runs on an event loop of its own, so that it works in a plain thread.
 
     It belongs to the thread that made it. Any error of the driver may come out of its methods; the
-    connection is then to be closed.
+    connection is then to be closed. So it is of a database's silence for ten seconds, unless
+    ``is_local``: a file always answers.
     """
 
-    def __init__(self, pool: Pool, dialect: Dialect) -> None:
+    def __init__(self, pool: Pool, dialect: Dialect, *, is_local: bool = False) -> None:
         self._dialect = dialect
+        self._patience: Patience | None = None
         self._runner = asyncio.Runner(loop_factory=_event_loop) if dialect.is_async else None
         self._compiled: dict[ClauseElement, SQLCompiler] = {}
         try:
-            self._connection = self._call(self._connect, pool)
+            self._connection = self._connect(pool, is_local)
         except BaseException:
             self._end_loop()
             raise
@@ -62,6 +68,18 @@ class OwnConnection:
         """The driver's own connection object."""
         return self._dialect.get_driver_connection(self._connection)
 
+    @contextmanager
+    def waiting(self) -> Generator[None]:
+        """Around what is asked of the driver's connection itself: silence is an error of its."""
+        if self._patience is None:
+            yield
+            return
+        self._patience.begin()
+        try:
+            yield
+        finally:
+            self._patience.end()
+
     def close(self) -> None:
         """End the connection. A broken one is dropped without an error."""
         try:
@@ -69,9 +87,21 @@ class OwnConnection:
         except Exception as error:  # noqa: BLE001 - any driver, and there is nothing left to save
             _log.debug("a broken connection could not be closed in peace: %r", error)
         finally:
+            if self._patience is not None:
+                self._patience.close()
             self._end_loop()
 
-    def _connect(self, pool: Pool) -> DBAPIConnection:
+    def _connect(self, pool: Pool, is_local: bool) -> DBAPIConnection:
+        if is_local or self._runner is not None:
+            return self._call(self._open, pool)
+        open_it = partial(self._open, pool)
+        connection = within(_ANSWER_WITHIN, open_it, self._dialect.do_terminate)
+        driver = self._dialect.get_driver_connection(connection)
+        if hasattr(driver, "fileno"):
+            self._patience = Patience(driver, _ANSWER_WITHIN)
+        return connection
+
+    def _open(self, pool: Pool) -> DBAPIConnection:
         pooled = pool.recreate().connect()
         try:
             pooled.commit()  # a "connect" listener may have left a transaction open
@@ -99,7 +129,8 @@ class OwnConnection:
 
     def _call(self, function: Callable[..., T], *args: Any) -> T:
         if self._runner is None:
-            return function(*args)
+            with self.waiting():
+                return function(*args)
         from sqlalchemy.util import greenlet_spawn
 
         running = greenlet_spawn(function, *args)

@@ -36,12 +36,14 @@ if TYPE_CHECKING:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The database of the tests, by its URL."""
+    """The database of the tests."""
     parser.addoption(
         "--cyclone-database-url",
         metavar="URL",
-        help="where cyclone_engine leads, unless the application has a fixture of that name "
-        "(default: SQLite in memory)",
+        default="sqlite://",
+        help="the database that cyclone_engine and cyclone_async_engine lead to, unless the "
+        "application has fixtures of these names; the word postgresql alone starts a private "
+        "server for the tests (default: SQLite in memory)",
     )
 
 
@@ -70,14 +72,29 @@ def cyclone_app() -> Cyclone:
 
 
 @pytest.fixture(scope="session")
-def cyclone_engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    """The engine of all tests: of ``--cyclone-database-url``, else SQLite in memory."""
+def cyclone_database_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of the tests' database: of ``--cyclone-database-url``, or of a PostgreSQL server that
+    is started for these tests and gone after them.
+    """
+    url = str(request.config.getoption("--cyclone-database-url"))
+    if url != "postgresql":
+        yield url
+        return
+    from cyclone_sqla.testing import TemporaryPostgres
+
+    with TemporaryPostgres() as server:
+        yield server.database_url
+
+
+@pytest.fixture(scope="session")
+def cyclone_engine(cyclone_database_url: str) -> Iterator[Engine]:
+    """The engine of all tests, on ``cyclone_database_url``."""
     from sqlalchemy import create_engine
 
     from cyclone_sqla import begin_before_savepoints
     from cyclone_sqla.urls import parsed, worker_url
 
-    url = worker_url(parsed(_url(request) or "sqlite://"))
+    url = worker_url(parsed(cyclone_database_url))
     engine = create_engine(url, **_pool_of(url.database, url.get_backend_name()))
     begin_before_savepoints(engine)
     yield engine
@@ -131,9 +148,9 @@ def cyclone_file_engine(cyclone_app: Cyclone, tmp_path: Path) -> Iterator[Engine
 
 
 @pytest.fixture(scope="session")
-def cyclone_async_engine(request: pytest.FixtureRequest) -> Iterator[AsyncEngine]:
-    """The asynchronous engine of all tests: of ``--cyclone-database-url``, by psycopg or aiosqlite
-    unless it names another driver; else SQLite in memory.
+def cyclone_async_engine(cyclone_database_url: str) -> Iterator[AsyncEngine]:
+    """The asynchronous engine of all tests, on ``cyclone_database_url``: by psycopg or aiosqlite
+    unless that names another driver.
 
     It keeps no connections: those of one test belong to its event loop.
     """
@@ -145,7 +162,7 @@ def cyclone_async_engine(request: pytest.FixtureRequest) -> Iterator[AsyncEngine
     from cyclone_sqla import begin_before_savepoints
     from cyclone_sqla.urls import parsed
 
-    url = parsed(_url(request) or "sqlite://")
+    url = parsed(cyclone_database_url)
     if url.drivername == "sqlite":
         url = url.set(drivername="sqlite+aiosqlite")
     elif url.drivername == "postgresql":
@@ -223,11 +240,6 @@ async def _async_env(
 
 
 # ---- what they share -----------------------------------------------------------------------------
-
-
-def _url(request: pytest.FixtureRequest) -> str | None:
-    url: str | None = request.config.getoption("--cyclone-database-url")
-    return url
 
 
 def _pool_of(database: str | None, backend: str) -> dict[str, Any]:

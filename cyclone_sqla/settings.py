@@ -36,6 +36,8 @@ class WorkerSettings:
     work then, it runs again at once, without waiting for leases, what a crashed one left running.
     ``max_jobs`` and ``max_memory`` (bytes) have :meth:`Worker.run` end, when its runs have, after
     so many runs or beyond so much resident memory, for a fresh process to take its place.
+    ``query_timeout`` (PostgreSQL) is how long the worker waits for an answer to a step of its own;
+    then it connects anew. Queries of actions are not limited by it.
     ``keep_*`` are the retentions of ended jobs, None for ever.
     """
 
@@ -54,6 +56,7 @@ class WorkerSettings:
     max_jobs: int | None = None
     max_memory: int | None = None
     lock_timeout: float = 10.0
+    query_timeout: float = 30.0
     sqlite_synchronous: str = "NORMAL"
     history_limit: int = 25
     keep_completed: float | None = _DAY
@@ -100,6 +103,11 @@ class WorkerSettings:
     def effective_lock_timeout(self) -> float:
         """Seconds that a step waits for SQLite's write lock: a renewal must come in time."""
         return min(self.lock_timeout, self.lease / 3)
+
+    @property
+    def renewal_timeout(self) -> float:
+        """Seconds for an answer to a renewal: another connection can still be in time."""
+        return min(self.query_timeout, self.lease / 2)
 
 
 def parse_queues(text: str) -> dict[str, int | None]:

@@ -13,6 +13,7 @@ import pytest
 from tests.databases import (
     Database,
     PostgresCopies,
+    postgresql_copy,
     postgresql_template,
     sqlite_copy,
     sqlite_template,
@@ -76,6 +77,17 @@ def database(request: pytest.FixtureRequest) -> Database:
     """A fresh database, once of each kind."""
     fresh: Database = request.getfixturevalue(f"{request.param}_database")
     return fresh
+
+
+@pytest.fixture(scope="session")
+def cyclone_database_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Where tests with the fixtures of the pytest plugin run: in memory, or see `on_both`."""
+    if getattr(request, "param", "sqlite") == "sqlite":
+        yield "sqlite://"
+        return
+    server, template = map(request.getfixturevalue, ("postgres", "postgres_template"))
+    with postgresql_copy(server, template) as database:
+        yield database.url
 
 
 @pytest.fixture

@@ -9,10 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pytest
 from sqlalchemy import Engine, create_engine, make_url
 
 from cyclone_sqla.migrations import migrate_database
 from tests.servers.postgres import Postgres
+
+on_both = pytest.mark.parametrize(
+    "cyclone_database_url",
+    [
+        pytest.param("postgresql", marks=pytest.mark.postgresql),
+        pytest.param("sqlite", marks=pytest.mark.sqlite),
+    ],
+    indirect=True,
+    scope="session",
+)
+"""Where the tests of a module run that take the fixtures of the pytest plugin."""
 
 
 @dataclass

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
-from sqlalchemy import Column, Dialect, ForeignKey, Integer, String, Table, Uuid
+from sqlalchemy import Column, Dialect, Engine, ForeignKey, Integer, String, Table, Uuid, event
 from sqlalchemy.orm import (
     DeclarativeBase,
     Mapped,
@@ -205,3 +206,19 @@ NEW: dict[str, Callable[[], Any]] = {
     "dataclass": lambda: Ticket(title="t"),
 }
 """An instance of every sort, ready to be inserted."""
+
+
+@contextmanager
+def selects_from(table: str) -> Iterator[list[str]]:
+    """What is sent to read a table, by any engine, while the block runs."""
+    sent: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        if statement.startswith("SELECT") and f"FROM {table}" in statement:
+            sent.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        yield sent
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)

@@ -126,6 +126,11 @@ def _seconds(name: str, default: float, text: str) -> Callable[[Any], Any]:
     "How long runs may go on after the first signal. The process is gone "
     f"{AFTER_GRACE:g} s after that at the latest.",
 )
+@_seconds(
+    "--query-timeout",
+    DEFAULT_SETTINGS.query_timeout,
+    "PostgreSQL: connect anew if a step of the worker's own has no answer for so long.",
+)
 @click.option("--no-listen", is_flag=True, help="Find new jobs by polling alone.")
 @click.option(
     "--listen-url", metavar="URL", help="PostgreSQL without a transaction pooler, for LISTEN."

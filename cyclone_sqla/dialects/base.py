@@ -317,6 +317,14 @@ class WorkerConnection(ABC):
     def close(self) -> None:
         """Give the connection back."""
 
+    @property
+    def waiting(self) -> float:
+        """Seconds that the present step takes already, where its database may fall silent."""
+        return 0.0
+
+    def cut(self) -> None:  # noqa: B027 - a file always answers
+        """Have the present step fail, from another thread."""
+
 
 def connecting_like(engine: Engine) -> Callable[[], Any]:
     """Connect as this engine does, its ``connect_args`` and listeners included.

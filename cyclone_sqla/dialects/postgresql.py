@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy import BigInteger, Connection, Engine, Text, bindparam, event, func, select
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.dialects.postgresql import insert as pg_insert
-from sqlalchemy.exc import DBAPIError, ProgrammingError
+from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import StaticPool
 
@@ -47,6 +47,7 @@ from cyclone_sqla.models import (
     Timestamp,
 )
 from cyclone_sqla.own_connection import keep_alive
+from cyclone_sqla.patience import Patience, within
 from cyclone_sqla.settings import DEFAULT_SETTINGS, WorkerSettings
 from cyclone_sqla.statements import Columns, predicate
 from cyclone_sqla.urls import url_of, worker_url
@@ -231,7 +232,12 @@ class PostgresDialect(Dialect):
     def hold(
         self, engine: Engine, settings: WorkerSettings, *, takes_turns: bool = False
     ) -> WorkerConnection:
-        return PostgresConnection(engine, plans_once=settings.prepare, takes_turns=takes_turns)
+        return PostgresConnection(
+            engine,
+            has_session=settings.prepare,
+            takes_turns=takes_turns,
+            query_timeout=settings.query_timeout,
+        )
 
     def claim(
         self, connection: Connection, slots: Mapping[str, int], params: Mapping[str, Any]
@@ -468,6 +474,22 @@ _DRAW_IDS = select(
 ).select_from(func.generate_series(1, bindparam("count", type_=sa.Integer())))
 
 
+_SERVERS_PART = 900
+"""Of a second of a statement's time, in milliseconds: then a server that is well ends it by itself,
+which a connection that is cut would not have it do.
+"""
+
+_SET_UP = sa.text(
+    "SELECT set_config('plan_cache_mode', 'force_generic_plan', false),"
+    " set_config('statement_timeout',"
+    " least(nullif(setting::int, 0), :timeout)::text, false)"
+    " FROM pg_settings WHERE name = 'statement_timeout'"
+)
+"""One plan for each prepared statement: left to itself the server plans most of them at each
+execution, which takes longer than to run them. A shorter timeout of the role's stays.
+"""
+
+
 class PostgresConnection(WorkerConnection):
     """One connection in AUTOCOMMIT, so that prepared statements live and one statement is one round
     trip.
@@ -476,15 +498,18 @@ class PostgresConnection(WorkerConnection):
     Where the server's or the role's own default is stricter, every step is such a transaction.
     """
 
-    def __init__(self, engine: Engine, *, plans_once: bool, takes_turns: bool) -> None:
-        """``plans_once``: the server keeps one plan for each prepared statement. Left to itself it
-        plans most of them at each execution, which takes longer than to run them. ``takes_turns``
-        lets the dialect make its :class:`TurnFunction` there.
+    def __init__(
+        self, engine: Engine, *, has_session: bool, takes_turns: bool, query_timeout: float
+    ) -> None:
+        """``has_session``: what is set for a session of the server stays with this connection,
+        which is not so behind a transaction pooler. ``takes_turns`` lets the dialect keep its
+        :class:`Floors` with it and, if it has a session, make its :class:`TurnFunction` there.
         """
         self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
-        self._plans_once = plans_once
+        self._has_session = has_session
         self._takes_turns = takes_turns
-        self._connection: Connection | None = None
+        self._query_timeout = query_timeout
+        self._line: _Line | None = None
         self._is_strict = False
         self._lock = threading.Lock()
 
@@ -492,11 +517,14 @@ class PostgresConnection(WorkerConnection):
     def step(self) -> Generator[Connection]:
         with self._lock:
             try:
-                connection = self._connected()
-                with _begun(connection) if self._is_strict else nullcontext():
-                    yield connection
-            except BaseException:
-                self._drop()
+                line = self._line or self._connect()
+                line.patience.begin()
+                with _begun(line.connection) if self._is_strict else nullcontext():
+                    yield line.connection
+                line.patience.end()
+            except BaseException as exc:
+                if self._drop() and isinstance(exc, DBAPIError):
+                    raise self._silent() from exc
                 raise
 
     reading = step
@@ -510,25 +538,58 @@ class PostgresConnection(WorkerConnection):
         with self._lock:
             self._drop()
 
-    def _connected(self) -> Connection:
-        if self._connection is None:
-            self._connection = self._engine.connect()
-            keep_alive(self._connection.connection.driver_connection)
-            shown = self._connection.exec_driver_sql("SHOW default_transaction_isolation")
-            self._is_strict = shown.scalar() not in ("read committed", "read uncommitted")
-            if self._plans_once:
-                self._connection.exec_driver_sql("SET plan_cache_mode = force_generic_plan")
-            if self._takes_turns:
-                self._connection.info[FLOORS] = Floors()
-                self._connection.info[_HAS_TURNS] = None if self._plans_once else False
-        return self._connection
+    @property
+    def waiting(self) -> float:
+        line = self._line
+        return 0.0 if line is None else line.patience.waiting
 
-    def _drop(self) -> None:
-        """After an error it is not used again: it may be lost, or lead to a demoted server."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.invalidate()
-            connection.close()
+    def cut(self) -> None:
+        line = self._line
+        if line is not None:
+            line.patience.cut()
+
+    def _connect(self) -> _Line:
+        try:
+            connection = within(self._query_timeout, self._engine.connect, Connection.close)
+        except TimeoutError as exc:
+            raise self._silent() from exc
+        driver = connection.connection.driver_connection
+        self._line = line = _Line(connection, Patience(driver, self._query_timeout))
+        keep_alive(driver)
+        line.patience.begin()
+        shown = connection.exec_driver_sql("SHOW default_transaction_isolation")
+        self._is_strict = shown.scalar() not in ("read committed", "read uncommitted")
+        if self._has_session:
+            connection.execute(_SET_UP, {"timeout": round(self._query_timeout * _SERVERS_PART)})
+        if self._takes_turns:
+            connection.info[FLOORS] = Floors()
+            connection.info[_HAS_TURNS] = None if self._has_session else False
+        return line
+
+    def _silent(self) -> OperationalError:
+        text = f"the database did not answer within {self._query_timeout:g} s"
+        return OperationalError(None, None, TimeoutError(text), connection_invalidated=True)
+
+    def _drop(self) -> bool:
+        """After an error it is not used again: it may be lost, or lead to a demoted server.
+
+        Whether it was cut because nothing came through it.
+        """
+        line, self._line = self._line, None
+        if line is None:
+            return False
+        line.patience.close()
+        line.connection.invalidate()
+        line.connection.close()
+        return line.patience.was_cut
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A connection that is open, and how long its answers may take."""
+
+    connection: Connection
+    patience: Patience
 
 
 @contextmanager

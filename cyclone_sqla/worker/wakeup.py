@@ -131,7 +131,7 @@ class Source(ABC):
         while not self._stopping.is_set():
             try:
                 with closing(self._connect()) as connection:
-                    self._listen(connection.driver_connection)
+                    self._listen(connection)
                 pause = self._DEAF_FOR
             except Exception as error:  # noqa: BLE001 - any driver, and this thread must live
                 pause = self._outage.failed(error)
@@ -142,8 +142,8 @@ class Source(ABC):
         return OwnConnection(self._engine.pool, self._engine.dialect)
 
     @abstractmethod
-    def _listen(self, connection: Any) -> None:
-        """Listen on this driver connection until told to stop, or return if nothing can be heard.
+    def _listen(self, own: OwnConnection) -> None:
+        """Listen on this connection until told to stop, or return if nothing can be heard.
 
         A lost connection raises.
         """
@@ -175,18 +175,19 @@ class PostgresListener(Source):
         self._channel = channel
         self._said_deaf = False
 
-    def _listen(self, connection: psycopg.Connection[Any]) -> None:
-        if not self._can_hear(connection):
+    def _listen(self, own: OwnConnection) -> None:
+        connection: psycopg.Connection[Any] = own.driver_connection
+        if not self._can_hear(own):
             self._say_deaf()
             return
-        connection.execute(b"LISTEN " + self._channel.encode())
+        _ask(own, b"LISTEN " + self._channel.encode())
         self._heard_from_now_on()
         proved_at = time.monotonic()
         while not self._stopping.is_set():
             if self._take_calls(connection):
                 proved_at = time.monotonic()
             elif time.monotonic() - proved_at > self._SILENCE:
-                connection.execute("SELECT 1")
+                _ask(own, b"SELECT 1")
                 self._wakeup.set()  # a call that came with the answer may be lost
                 proved_at = time.monotonic()
 
@@ -197,15 +198,15 @@ class PostgresListener(Source):
             self._wakeup.set(call.payload)
         return called
 
-    def _can_hear(self, connection: psycopg.Connection[Any]) -> bool:
+    def _can_hear(self, own: OwnConnection) -> bool:
         """Whether calls arrive: always from the server itself, not from every pooler."""
-        row = connection.execute("SELECT pg_backend_pid()").fetchone()
-        if row == (connection.info.backend_pid,):
+        connection: psycopg.Connection[Any] = own.driver_connection
+        if _ask(own, b"SELECT pg_backend_pid()").fetchone() == (connection.info.backend_pid,):
             return True
         # A pooler tells a number of its own. On a channel that nobody else will ever use, because
         # LISTEN stays behind on the server connection that it borrowed.
         channel = f"cyclone_echo_{uuid4().hex}"
-        connection.execute(b"LISTEN " + channel.encode())
+        _ask(own, b"LISTEN " + channel.encode())
         with closing(self._connect()) as other:
             other.execute(NOTIFY, channels=[channel], queues=["echo"])
         return bool(list(connection.notifies(timeout=self._ECHO_WITHIN, stop_after=1)))
@@ -218,6 +219,13 @@ class PostgresListener(Source):
                 "transaction mode is between; it finds new jobs by polling alone. "
                 "Give it a direct listen_url to be woken at once."
             )
+
+
+def _ask(own: OwnConnection, sql: bytes) -> psycopg.Cursor[Any]:
+    """Execute on the driver's connection; silence is an error."""
+    connection: psycopg.Connection[Any] = own.driver_connection
+    with own.waiting():
+        return connection.execute(sql)
 
 
 class SqliteWatcher(Source):
@@ -248,7 +256,11 @@ class SqliteWatcher(Source):
         self._wakeup.set(*queues)
         self._nudged.set()  # to look closely: this commit may not have returned yet
 
-    def _listen(self, connection: sqlite3.Connection) -> None:
+    def _connect(self) -> OwnConnection:
+        return OwnConnection(self._engine.pool, self._engine.dialect, is_local=True)
+
+    def _listen(self, own: OwnConnection) -> None:
+        connection: sqlite3.Connection = own.driver_connection
         pace = _Pace()
         seen = _data_version(connection)
         self._heard_from_now_on()

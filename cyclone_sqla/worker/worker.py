@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -286,9 +287,10 @@ class _Parts:
         )
         self.settler = Settler(self.dialect, self.holdings, worker.id, settings.history_limit)
         work_connection = self.dialect.hold(self.engine, settings, takes_turns=True)
-        lease_connection, stage_connection, care_connection = (
-            self.dialect.hold(self.engine, settings) for _ in range(3)
-        )
+        renewing = replace(settings, query_timeout=settings.renewal_timeout)
+        lease_connection = self.dialect.hold(self.engine, renewing)
+        stage_connection = self.dialect.hold(self.engine, settings)
+        care_connection = self.dialect.hold(self.engine, settings)
         self.connections = [work_connection, lease_connection, stage_connection, care_connection]
         self._ending = threading.Event()
         self.contact = contact = Contact(settings.renew_interval + settings.poll)
@@ -390,9 +392,16 @@ class _Parts:
             is_live=is_stopping or all(loop.is_alive for loop in self.loops),
             is_stopping=is_stopping,
             loops=self.health(),
-            is_reachable=self.contact.is_fresh(max(ANSWERED_WITHIN, 3 * self.worker.settings.poll)),
+            is_reachable=self._is_reachable(),
             hears=None if self.source is None else self.source.healthy,
             revision=self.revision,
+        )
+
+    def _is_reachable(self) -> bool:
+        """Of the connections those that have quick answers count, and nobody waits for theirs."""
+        quick = self.connections[:3]
+        return self.contact.is_fresh(max(ANSWERED_WITHIN, 3 * self.worker.settings.poll)) and all(
+            connection.waiting <= ANSWERED_WITHIN for connection in quick
         )
 
     def _report(self) -> None:
@@ -482,7 +491,7 @@ class _Parts:
             time.sleep(0.01)
 
     def _end_loops(self, give_up: float) -> bool:
-        """Whether all have ended: one that waits for a silent database does not."""
+        """Whether all have ended by themselves: one that waits for a silent database does not."""
         for loop in self.loops:
             loop.stop()
         self.wakeup.set()
@@ -490,14 +499,28 @@ class _Parts:
         self._ending.set()
         if self.source is not None:
             self.source.stop()
-        give_up = max(give_up, time.monotonic() + LAST_ROUND)
+        if self._have_ended(max(give_up, time.monotonic() + LAST_ROUND)):
+            return True
+        self._cut_off()
+        if self._have_ended(time.monotonic() + LAST_ROUND):
+            self._close()
+        return False
+
+    def _have_ended(self, give_up: float) -> bool:
         return all(loop.join(max(0.0, give_up - time.monotonic())) for loop in self.loops)
+
+    def _cut_off(self) -> None:
+        for connection in self.connections:
+            connection.cut()
 
     def _leave(self) -> bool:
         """Whether all is closed. In a thread, because a silent database may never answer."""
         leaving = threading.Thread(target=self._withdraw, name="cyclone-leave", daemon=True)
         leaving.start()
         leaving.join(LAST_SETTLE)
+        if leaving.is_alive():
+            self._cut_off()
+            leaving.join(LAST_ROUND)
         if leaving.is_alive():
             return False
         self._close()

@@ -46,11 +46,14 @@ class Fleet:
         directory: Path,
         database: Database,
         work: Callable[[str, Path, Path, dict[str, Any]], None] = work,
+        *,
+        url: str | None = None,
     ) -> None:
         """`work` is what each process does, given the database's URL, `directory`, the file for its
-        output, and the worker's settings.
+        output, and the worker's settings. `url` is another way to the database, for them alone.
         """
         self.site = Site(database, hints=False)
+        self._url = url or database.url
         self._work = work
         self._directory = directory
         self._outputs: list[Path] = []
@@ -69,9 +72,8 @@ class Fleet:
         output = self._directory / f"output-{len(self._outputs)}"
         output.touch()
         self._outputs.append(output)
-        url = self.site.database.url
         process = _processes.Process(
-            target=self._work, args=(url, self._directory, output, settings), daemon=True
+            target=self._work, args=(self._url, self._directory, output, settings), daemon=True
         )
         process.start()
         return process

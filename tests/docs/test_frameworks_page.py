@@ -1,4 +1,4 @@
-"""What the page about frameworks shows of Litestar, which these tests run where it is installed."""
+"""What the page about frameworks shows of Litestar, as an application that is called."""
 
 import sys
 from pathlib import Path
@@ -16,14 +16,15 @@ from tests.docs.test_snippets import DOCS, blocks
 def test_the_application_of_litestar_commits_its_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    testing = pytest.importorskip("litestar.testing", reason="it would bring 20 packages along")
+    from litestar.testing import TestClient  # imports what warns of itself
+
     monkeypatch.chdir(tmp_path)
     page = DOCS / "how-to" / "frameworks.md"
     shown = ModuleType("shown")
     monkeypatch.setitem(sys.modules, "shown", shown)  # Litestar looks up annotations there
     for block in (blocks(page, "python")[0], *blocks(page, "py")):
         exec(compile(block, page.name, "exec", dont_inherit=True), vars(shown))
-    with testing.TestClient(shown.app) as client:
+    with TestClient(shown.app) as client:
         assert client.post("/orders").json() == 1
     engine = create_engine("sqlite:///app.db")
     with Session(engine) as session:

@@ -11,7 +11,7 @@ from cyclone_sqla import Cyclone
 from cyclone_sqla.testing import CycloneEnv
 from docs.examples import flask_app
 from docs.examples.flask_app import Subscriber, db, export, greet
-from tests.examples.databases import on_both
+from tests.databases import on_both
 
 pytestmark = on_both
 

@@ -7,7 +7,7 @@ from cyclone_sqla import Cyclone
 from cyclone_sqla.testing import CycloneEnv
 from docs.examples import orders
 from docs.examples.orders import Item, Order, cyclone, place_order, restock, ship
-from tests.examples.databases import on_both
+from tests.databases import on_both
 
 pytestmark = on_both
 

@@ -7,7 +7,7 @@ from cyclone_sqla import Cyclone
 from cyclone_sqla.testing import CycloneEnv
 from docs.examples import payments
 from docs.examples.payments import Account, cyclone, pay, send_receipt, transfer
-from tests.examples.databases import on_both
+from tests.databases import on_both
 
 pytestmark = on_both
 

@@ -1,4 +1,7 @@
-"""Sequences: the jobs of one key run one at a time, in the order in which they were enqueued."""
+"""Sequences: the jobs of one key run one at a time, in the order in which they were enqueued.
+
+What a user may expect of them is in the contract; here is how it comes about.
+"""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -84,21 +87,6 @@ def test_a_job_with_a_key_waits_for_a_worker_to_give_it_its_place(hands: Hands) 
     assert hands.claim_one().id == job_id
 
 
-def test_the_jobs_of_a_key_run_one_at_a_time_in_enqueue_order(hands: Hands) -> None:
-    ids = line(hands, 5)
-    order = []
-    while jobs := hands.claim(worker="worker-1"):
-        (job,) = jobs
-        if len(ids) < 8:
-            ids.append(hands.enqueue(sequence=KEY))
-        hands.admit()
-        assert hands.claim(worker="worker-2") == []
-        hands.settle(job, DONE)
-        order.append(job.id)
-
-    assert order == ids
-
-
 def test_a_waiting_job_becomes_claimable_by_the_very_end_of_the_one_before(hands: Hands) -> None:
     first, second = line(hands, 2)
     job = hands.claim_one()
@@ -108,13 +96,6 @@ def test_a_waiting_job_becomes_claimable_by_the_very_end_of_the_one_before(hands
 
     assert hands.job(first).admitted is None
     assert hands.job(second).state == "available"
-
-
-def test_order_beats_priority_inside_a_key_and_priority_rules_between_keys(hands: Hands) -> None:
-    ids = [hands.enqueue(sequence=KEY, priority=priority) for priority in (9, 0, -9)]
-    other = hands.enqueue(sequence="other", priority=0)
-
-    assert drain(hands) == [other, *ids]
 
 
 def test_a_job_that_is_admitted_together_with_its_followers_is_the_head(hands: Hands) -> None:
@@ -140,28 +121,10 @@ def test_the_database_itself_lets_nothing_but_a_head_run(hands: Hands, state: st
 # ---- a head that is not over keeps its place -----------------------------------------------------
 
 
-def stay(outcome: Outcome) -> Callable[[Hands], None]:
-    return lambda hands: (run(hands, outcome), None)[1]
-
-
-def let_the_lease_lapse(hands: Hands) -> None:
-    hands.claim_one()
-    hands.clock.advance(minutes=2)
-    hands.rescue()
-
-
-STAYS: dict[str, Callable[[Hands], None]] = {
-    "retry": stay(FAILED),
-    "snooze": stay(NOT_NOW),
-    "give back": stay(GivenBack()),
-    "rescue": let_the_lease_lapse,
-}
-
-
-@pytest.mark.parametrize("event", STAYS)
-def test_a_head_that_will_run_again_keeps_its_place(hands: Hands, event: str) -> None:
+@pytest.mark.parametrize("outcome", [NOT_NOW, GivenBack()], ids=["snooze", "give back"])
+def test_a_head_that_is_to_run_again_keeps_its_place(hands: Hands, outcome: Outcome) -> None:
     ids = line(hands, 3)
-    STAYS[event](hands)
+    run(hands, outcome)
     hands.admit()
     assert [hands.job(i).waits_for for i in ids[1:]] == ["turn", "turn"]
     assert all(job.id == ids[0] for job in hands.claim())

@@ -7,8 +7,8 @@ import subprocess
 import pytest
 from sqlalchemy import make_url
 
+from cyclone_sqla.testing.postgresql.binaries import find_binaries
 from tests.databases import Database
-from tests.servers.binaries import find_binaries
 
 
 def run_script(database: Database, script: str, schema: str | None) -> None:

@@ -1,33 +1,29 @@
 """A PostgreSQL for the tests: one that they start themselves, or one that they are given."""
 
-import os
 import random
 import signal
 import socket
 import subprocess
-import tempfile
-from collections.abc import Mapping
-from pathlib import Path
-from types import TracebackType
-from typing import Self
+from collections.abc import Collection, Mapping
 
 import psutil
 import psycopg
 from psycopg import sql
 from sqlalchemy import make_url
 
-from tests.servers.binaries import Account, find_binaries, reachable
-from tests.servers.guard import Guard, kill_all, send_all
+from cyclone_sqla.testing.postgresql.server import TemporaryPostgres
 from tests.waiting import wait_until
 
 _SETTINGS = {
     "listen_addresses": "127.0.0.1",
     "max_connections": "200",
-    "max_prepared_transactions": "10",  # for two-phase commits
-    "fsync": "off",  # the machine doesn't lose power in a test; a killed server recovers without it
     "shared_buffers": "128MB",
-    "timezone": "UTC",
 }
+
+ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+"""What ends a process for us: the one that would bury it may be stopped itself."""
+
+HALTED = (psutil.STATUS_STOPPED, *ENDED)
 
 
 class Postgres:
@@ -74,8 +70,8 @@ class Postgres:
         return psycopg.connect(url, autocommit=True)
 
 
-class PostgresServer(Postgres):
-    """A private server in a temporary directory, on a free port of 127.0.0.1.
+class PostgresServer(Postgres, TemporaryPostgres):
+    """A private server in a temporary directory, on a free port of 127.0.0.1, to break and mend.
 
         with PostgresServer() as server:
             server.create_database("shop")
@@ -87,50 +83,13 @@ class PostgresServer(Postgres):
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
         """Take `settings` of `postgresql.conf`, which are added to the fast defaults."""
         self.port = _free_port()
-        super().__init__(f"postgresql://postgres@127.0.0.1:{self.port}/postgres")
-        self._settings = {**_SETTINGS, **(settings or {}), "port": str(self.port)}
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Self:
-        bindir = find_binaries()
-        self._make_directory()
-        try:
-            self._bindir = reachable(bindir, self._account, self.directory)
-            self._initialise()
-            self.start()
-        except BaseException:
-            self._guard.release()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._guard.release()
-        if self._process is not None:
-            self._process.wait()
+        Postgres.__init__(self, f"postgresql://postgres@127.0.0.1:{self.port}/postgres")
+        own = {**_SETTINGS, **(settings or {}), "port": str(self.port)}
+        TemporaryPostgres.__init__(self, own)
 
     def start(self) -> None:
-        """Start the server; it has been stopped or killed before.
-
-        Raises:
-            RuntimeError: it doesn't start; the message holds the server's log.
-        """
-        with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                [self._bindir / "postgres", "-D", self.data],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self.directory,
-                env=_environment(),
-                start_new_session=True,
-                **self._account.run_as,
-            )
-        wait_until(self._is_ready, "PostgreSQL is ready", within=60)
+        """Start the server; it has been stopped or killed before."""
+        self._start()
 
     def stop(self, mode: str = "fast") -> None:
         """Stop the server: "smart" waits for sessions, "fast" ends them, "immediate" crashes."""
@@ -138,7 +97,6 @@ class PostgresServer(Postgres):
         process = self._running()
         process.send_signal(signals[mode])
         process.wait(timeout=60)
-        self._process = None
 
     def restart(self, mode: str = "fast") -> None:
         """Stop and start again, on the same port."""
@@ -147,86 +105,51 @@ class PostgresServer(Postgres):
 
     def kill(self) -> None:
         """Kill all the server's processes at once; `start` then recovers from the log."""
-        self._running().kill()
-        kill_all(self.data)
-        self._running().wait()
-        self._process = None
+        server = self._running()
+        killed = self._send_all(signal.SIGKILL)
+        wait_until(lambda: all(_is(ENDED, process) for process in killed), "PostgreSQL is dead")
+        server.wait()
 
     def freeze(self) -> None:
         """Stop all its processes where they are: connections stay open, nothing answers."""
-        self._running().send_signal(signal.SIGSTOP)  # first, so that it makes no more children
-        frozen = send_all(self.data, signal.SIGSTOP)
-        wait_until(lambda: all(_is_stopped(process) for process in frozen), "PostgreSQL is frozen")
+        frozen = self._send_all(signal.SIGSTOP)
+        wait_until(lambda: all(_is(HALTED, process) for process in frozen), "PostgreSQL is frozen")
 
     def thaw(self) -> None:
         """Let a frozen server go on."""
-        send_all(self.data, signal.SIGCONT)
+        self._send_all(signal.SIGCONT)
 
-    @property
-    def data(self) -> Path:
-        """The data directory."""
-        return self.directory / "data"
+    def processes(self) -> list[psutil.Process]:
+        """Those of the server, its own first."""
+        server = psutil.Process(self._running().pid)
+        return [server, *server.children(recursive=True)]
 
-    @property
-    def log_path(self) -> Path:
-        """The server's log."""
-        return self.directory / "log"
-
-    def _make_directory(self) -> None:
-        # Not below TMPDIR: the path of a Unix socket holds 107 bytes, and the account of the server
-        # must reach it.
-        self.directory = Path(tempfile.mkdtemp(prefix="cyclone-pg-", dir="/tmp"))
-        self._guard = Guard(self.directory)
-        self._account = Account.unprivileged()
-        self._account.own(self.directory)
-
-    def _initialise(self) -> None:
-        subprocess.run(
-            [self._bindir / "initdb", "-D", self.data, *_INITDB_OPTIONS],
-            check=True,
-            stdout=subprocess.DEVNULL,
-            cwd=self.directory,
-            env=_environment(),
-            **self._account.run_as,
-        )
-        settings = {**self._settings, "unix_socket_directories": str(self.directory)}
-        with (self.data / "postgresql.conf").open("a") as conf:
-            conf.writelines(f"{name} = '{value}'\n" for name, value in settings.items())
-
-    def _is_ready(self) -> bool:
-        if self._running().poll() is not None:
-            raise RuntimeError(f"PostgreSQL didn't start:\n{self.log_path.read_text()}")
-        lines = _read_lines(self.data / "postmaster.pid")
-        # A killed server leaves its file behind, "ready" and all.
-        ours = lines[:1] == [str(self._running().pid)]
-        return ours and len(lines) > _STATUS_LINE and lines[_STATUS_LINE].strip() == "ready"
+    def _send_all(self, number: signal.Signals) -> list[psutil.Process]:
+        """Send a signal to all its processes; return them."""
+        self._running().send_signal(signal.SIGSTOP)  # so that it makes no more children meanwhile
+        processes = self.processes()
+        for process in reversed(processes):
+            _send(process, number)
+        return processes
 
     def _running(self) -> "subprocess.Popen[bytes]":
-        if self._process is None:
+        if self._process is None or self._process.poll() is not None:
             raise RuntimeError("the server isn't running; call start() first")
         return self._process
 
 
-_INITDB_OPTIONS = (
-    "--username=postgres",
-    "--auth=trust",
-    "--encoding=UTF8",
-    "--locale=C",
-    "--no-sync",
-)
-_STATUS_LINE = 7  # of postmaster.pid, counted from 0: starting, standby, ready or stopping
-
-
-def _is_stopped(process: psutil.Process) -> bool:
-    """Or at its end: the process that would bury it is stopped itself."""
+def _send(process: psutil.Process, number: signal.Signals) -> None:
     try:
-        return process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        process.send_signal(number)
+    except psutil.NoSuchProcess:
+        return
+
+
+def _is(states: Collection[str], process: psutil.Process) -> bool:
+    try:
+        return process.status() in states
     except psutil.NoSuchProcess:
         return True
-
-
-def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("PG")}
 
 
 def _free_port() -> int:
@@ -237,10 +160,3 @@ def _free_port() -> int:
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) != 0:
                 return port
-
-
-def _read_lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except FileNotFoundError:
-        return []

@@ -15,6 +15,7 @@ import click
 from cyclone_sqla.migrations import migrate_database
 from tests.databases import Database
 from tests.servers.postgres import PostgresServer
+from tests.servers.silent import SilentProxy
 from tests.soak.arena import Arena, Outcome, PostgresArena
 from tests.soak.report import as_json, is_clean, table
 
@@ -26,8 +27,9 @@ def on_postgresql(directory: Path, seed: str, seconds: float) -> Outcome:
     with PostgresServer({"deadlock_timeout": "100ms"}) as server:
         server.create_database("soak")
         migrate_database(server.url("soak"))
-        with closing(Database(server.url("soak"))) as database:
-            return PostgresArena(server, database, directory, seed).fight(seconds)
+        url = server.url("soak")
+        with closing(Database(url)) as database, SilentProxy(url) as proxy:
+            return PostgresArena(server, database, proxy, directory, seed).fight(seconds)
 
 
 def on_sqlite(directory: Path, seed: str, seconds: float) -> Outcome:

@@ -20,6 +20,7 @@ from tests.crashes.crew import BROKEN
 from tests.crashes.fleet import Fleet
 from tests.databases import Database
 from tests.servers.postgres import PostgresServer
+from tests.servers.silent import SilentProxy
 from tests.soak import business, faults
 from tests.soak.crowd import Crowd
 from tests.soak.traffic import DEAD, FOR_EVER, Person, Producer, Traffic
@@ -66,7 +67,10 @@ class Arena:
 
     kinds: ClassVar = faults.OF_WORKERS | faults.OF_SQLITE
 
-    def __init__(self, database: Database, directory: Path, seed: str) -> None:
+    def __init__(
+        self, database: Database, directory: Path, seed: str, *, workers_way: str | None = None
+    ) -> None:
+        """`workers_way` is the URL that workers use, if not that of everybody."""
         self.database = database
         self.directory = directory
         self.chance = random.Random(seed)
@@ -78,7 +82,7 @@ class Arena:
         self._cyclone = Cyclone(self._engine)
         self._producer = Producer(self._engine, self._cyclone, self._own_chance("producer"))
         self._person = Person(self._engine, self._cyclone, self._own_chance("person"))
-        self._fleet = Fleet(directory, database, business.work)
+        self._fleet = Fleet(directory, database, business.work, url=workers_way)
         self.crowd = self._crowd()
         self._broken: list[object] = []
         self._looks = 0
@@ -246,8 +250,9 @@ class Arena:
     def _crowd(self) -> Crowd:
         settings = {"concurrency": 4, "poll": 0.2, "lease": self.lease, "rescue_interval": 0.5}
         pruning = {"keep_completed": 15.0, "keep_discarded": 30.0, "prune_interval": 2.0}
+        settings |= {"query_timeout": 1.5, **pruning}
         chance = self._own_chance("crowd")
-        return Crowd(self._fleet, self.directory, self.workers, chance, **settings, **pruning)
+        return Crowd(self._fleet, self.directory, self.workers, chance, **settings)
 
 
 class PostgresArena(Arena):
@@ -258,10 +263,16 @@ class PostgresArena(Arena):
     kinds: ClassVar = faults.OF_WORKERS | faults.OF_POSTGRESQL
 
     def __init__(
-        self, server: PostgresServer, database: Database, directory: Path, seed: str
+        self,
+        server: PostgresServer,
+        database: Database,
+        proxy: SilentProxy,
+        directory: Path,
+        seed: str,
     ) -> None:
-        super().__init__(database, directory, seed)
+        super().__init__(database, directory, seed, workers_way=proxy.url)
         self.server = server
+        self.proxy = proxy
         self.name = self.outside.url.database
         admin = self.outside.url.set(database="postgres")
         self._admin = sa.create_engine(admin, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)

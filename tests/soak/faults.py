@@ -107,6 +107,14 @@ def _setting(arena: PostgresArena, name: str, value: str) -> Iterator[None]:
     arena.administer(f"ALTER DATABASE {arena.name} RESET {name}", TERMINATE)
 
 
+def silence(arena: PostgresArena) -> None:
+    """The workers' connections look alive and bring no answers, until they are closed at last."""
+    arena.proxy.hush(takes_new=arena.chance.random() < 0.5)
+    time.sleep(arena.chance.uniform(2.0, 5.0))
+    arena.proxy.speak()
+    arena.proxy.hang_up()
+
+
 def flood(arena: PostgresArena) -> None:
     """Thousands of notifications on the workers' channel, sensible ones and others."""
     channel = notify_channel(None)
@@ -193,6 +201,7 @@ OF_POSTGRESQL: dict[str, Fault] = {
     "all sessions terminated": terminate_all,
     "server frozen": freeze_server,
     "read-only and back": read_only,
+    "connections silent": silence,
     "notification flood": flood,
     "rows locked by others": lock_rows,
     "deadlocks": deadlocks,

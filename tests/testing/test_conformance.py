@@ -36,11 +36,14 @@ def test_it_tells_what_holds_and_what_does_not_and_leaves_the_database_as_it_was
     (tmp_path / "breaker.py").write_text(BREAKER)
     before, files = contents(database), set(tmp_path.iterdir())
 
-    cases = "answered_with_the_holder or recovered_jobs"
+    cases = "answered_with_the_holder or recovered_jobs or ends_once"
     told = run(tmp_path, "--cyclone-database-url", database.url, "-p", "breaker", "-k", cases)
 
     assert f"the contract on {database.dialect}" in told
     assert "  holds    a duplicate can be answered with the holder" in told
     assert "  BROKEN   recovered jobs run again at once with their attempt counted" in told
+    assert "  holds    a run ends once (completed; failed; failed for good)" in told
+    assert "  BROKEN   a run ends once (recovered)" in told
+    assert "1 of 3 hold" in told
     assert contents(database) == before
     assert set(tmp_path.iterdir()) == files

@@ -126,9 +126,9 @@ def run(directory: Path, *options: str, tests: int, more: str = "") -> Done:
     return run_pytest(directory, *options)
 
 
-def run_async(directory: Path, runner: str, *options: str) -> Done:
-    """With the plugin of this runner, and without that of the other one."""
-    (directory / "conftest.py").write_text(ASYNC_CONFTEST)
+def run_async(directory: Path, runner: str, *options: str, more: str = "") -> Done:
+    """With the plugin of this runner alone, and ``more`` of conftest.py."""
+    (directory / "conftest.py").write_text(ASYNC_CONFTEST + more)
     (directory / "test_receipts.py").write_text(ASYNC_TESTS.replace("{runner}", runner))
     if runner == "anyio":
         return run_pytest(directory, *options)
@@ -156,6 +156,13 @@ def cyclone_engine():
 def nothing_remained(cyclone_database):
     with cyclone_database.connect() as connection:
         assert connection.scalar(text("SELECT count(*) FROM receipt")) == 0
+"""
+
+TOLD = """
+@pytest.fixture(autouse=True)
+def told(cyclone_database_url):
+    with open("urls", "a") as urls:
+        print(cyclone_database_url, file=urls)
 """
 
 FAILING = """
@@ -203,13 +210,17 @@ def test_asynchronous_tests_run_by_pytest_asyncio_in_memory(tmp_path: Path) -> N
     assert "4 passed" in done.stdout, done.stdout + done.stderr
 
 
-def test_asynchronous_tests_run_by_anyio_on_a_server(
-    tmp_path: Path, postgresql_database: Database
+@pytest.mark.postgresql
+def test_asynchronous_tests_run_by_anyio_on_a_private_server_of_each_process(
+    tmp_path: Path,
 ) -> None:
     pytest.importorskip("anyio")
-    options = ("--cyclone-database-url", postgresql_database.url_for("asyncpg"))
-    done = run_async(tmp_path, "anyio", *options)
+    options = ("--cyclone-database-url", "postgresql", "-n", "2")
+    done = run_async(tmp_path, "anyio", *options, more=TOLD)
     assert "4 passed" in done.stdout, done.stdout + done.stderr
+    urls = set((tmp_path / "urls").read_text().splitlines())
+    assert len(urls) == 2
+    assert not any(Path(str(sa.make_url(url).query["host"])).exists() for url in urls)
 
 
 @pytest.mark.sqlite

@@ -119,7 +119,12 @@ def test_sqlite_users_need_no_library_of_postgresql(metadata: Message) -> None:
 
 
 def test_the_extras_are_named_in_the_metadata(metadata: Message) -> None:
-    assert set(metadata.get_all("Provides-Extra", [])) == {"async", "binary", "test"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {
+        "async",
+        "binary",
+        "postgresql-tests",
+        "test",
+    }
 
 
 def test_alembic_finds_the_plugin(wheel: Path) -> None:

@@ -11,16 +11,9 @@ from cyclone_sqla.testing.conformance.trial import Trial, trial_on
 
 
 @pytest.fixture(scope="session")
-def contract_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The database of ``--cyclone-database-url``, else a temporary SQLite file."""
-    url: str | None = request.config.getoption("--cyclone-database-url")
-    return url or f"sqlite:///{tmp_path_factory.mktemp('cyclone')}/cyclone.db"
-
-
-@pytest.fixture(scope="session")
-def contract_place(contract_url: str) -> Iterator[Trial]:
+def contract_place(cyclone_database_url: str) -> Iterator[Trial]:
     """What all cases share."""
-    with trial_on(contract_url) as trial:
+    with trial_on(cyclone_database_url) as trial:
         yield trial
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from cyclone_sqla import DuplicateError, InvalidKeyError, State
 from cyclone_sqla.testing.conformance.trial import KEY, START, Trial
+
+HOUR = timedelta(hours=1)
 
 
 def test_a_duplicate_is_refused_and_told_who_holds_the_key(trial: Trial) -> None:
@@ -38,8 +41,12 @@ def test_a_key_belongs_to_its_kind_and_is_taken_to_the_letter(trial: Trial) -> N
     assert [row["id"] for row in trial.rows()] == ids
 
 
-@pytest.mark.parametrize("key", ["", "a\0b", "x" * 257, "ä" * 129, "\ud800"])
-def test_a_key_that_no_database_could_keep_is_refused(trial: Trial, key: str) -> None:
+@pytest.mark.parametrize(
+    "key",
+    ["", "a\0b", "x" * 257, "ä" * 129, "\ud800"],
+    ids=["empty", "with a NUL", "of 257 bytes", "of 129 letters and 258 bytes", "not UTF-8"],
+)
+def test_a_key_that_breaks_a_rule_is_refused(trial: Trial, key: str) -> None:
     with pytest.raises(InvalidKeyError):
         trial.enqueue(unique=key)
     with pytest.raises(InvalidKeyError):
@@ -69,11 +76,16 @@ def _retrying(trial: Trial) -> None:
 
 
 def _lapsed(trial: Trial) -> None:
-    trial.claim_one(lease=0.001)
+    trial.claim_one()
+    trial.clock.advance(HOUR)
+
+
+def _recovered(trial: Trial) -> None:
+    trial.claim_one()
     trial.queue.recover()
 
 
-@pytest.mark.parametrize("reach", [_waiting, _paused, _running, _retrying, _lapsed])
+@pytest.mark.parametrize("reach", [_waiting, _paused, _running, _retrying, _lapsed, _recovered])
 def test_an_active_job_holds_its_key(trial: Trial, reach: Callable[[Trial], None]) -> None:
     holder = trial.enqueue(unique="u")
     reach(trial)
@@ -82,10 +94,15 @@ def test_an_active_job_holds_its_key(trial: Trial, reach: Callable[[Trial], None
     assert refused.value.job_id == holder
 
 
-@pytest.mark.parametrize("options", [{"process_in": 60}, {"process_at": START}, {"sequence": KEY}])
+@pytest.mark.parametrize(
+    "options",
+    [{"process_in": HOUR}, {"process_at": START + HOUR}, {"sequence": KEY}],
+    ids=["in a while", "at its time", "at its turn"],
+)
 def test_a_job_holds_its_key_before_it_can_run(trial: Trial, options: dict[str, Any]) -> None:
-    trial.enqueue(sequence=KEY)
+    head = trial.enqueue(sequence=KEY)
     holder = trial.enqueue(unique="u", **options)
+    assert trial.claim_one().id == head
     with pytest.raises(DuplicateError) as refused:
         trial.enqueue(unique="u")
     assert refused.value.job_id == holder
