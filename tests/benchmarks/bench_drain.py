@@ -8,7 +8,7 @@ from tests.benchmarks.processes import Drained, Runner, drain
 
 COUNT = sized(50_000)
 LONG = sized(100_000)
-WRITING = sized(10_000)
+WRITING = sized(5_000)
 SLOTS = 500
 THREADS = 10
 
