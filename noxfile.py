@@ -79,6 +79,16 @@ def soak(session: nox.Session) -> None:
 @nox.session
 def benchmarks(session: nox.Session) -> None:
     """The measurements, `bench_*.py`; they are no part of the tests."""
+    _measure(session, "bench_*.py")
+
+
+@nox.session
+def scale(session: nox.Session) -> None:
+    """One, two, four and eight worker processes against one server."""
+    _measure(session, "scale_*.py")
+
+
+def _measure(session: nox.Session, files: str) -> None:
     session.install("-e", ".[test]")
-    options = ["-o", "python_files=bench_*.py", "-o", "timeout=0", "-s"]
+    options = ["-o", f"python_files={files}", "-o", "timeout=0", "-s"]
     session.run("python", "-m", "pytest", *options, "tests/benchmarks", *session.posargs)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from sqlalchemy import Connection, Engine, Update, event, update
 from sqlalchemy.exc import UnboundExecutionError
-from sqlalchemy.orm import Session, SessionTransaction, scoped_session
+from sqlalchemy.orm import Session, SessionTransaction, class_mapper, scoped_session
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
@@ -114,11 +114,14 @@ def connection_of(session: Session, mapper: type[Any]) -> Connection:
     """The session's connection for our tables, also when its engines are given per class.
 
     A Session that routes by statement is shown a write: what reads a job reads it where it was
-    enqueued.
+    enqueued. One that routes by itself expects a mapper, not its class.
     """
     try:
         return session.connection(
-            bind_arguments={"mapper": mapper, "clause": _a_write(cast("Hashable", mapper))}
+            bind_arguments={
+                "mapper": class_mapper(mapper, configure=False),
+                "clause": _a_write(cast("Hashable", mapper)),
+            }
         )
     except UnboundExecutionError:
         attributes = vars(session)  # the public name is of SQLAlchemy 2.1, the mangled one of 2.0

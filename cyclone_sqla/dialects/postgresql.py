@@ -7,7 +7,7 @@ from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import BigInteger, Connection, Engine, Text, bindparam, event, func, select
@@ -29,6 +29,7 @@ from cyclone_sqla.dialects.base import (
     connecting_like,
     session_pool,
 )
+from cyclone_sqla.dialects.floors import Floor, Floors
 from cyclone_sqla.dialects.hand_over import TurnFunction
 from cyclone_sqla.dialects.pipeline import BEGIN, Pipeline, is_between_transactions
 from cyclone_sqla.errors import ConfigurationError, TransactionError
@@ -234,14 +235,31 @@ class PostgresDialect(Dialect):
         return PostgresConnection(
             engine,
             has_session=settings.prepare,
-            takes_turns=takes_turns and settings.prepare,
+            takes_turns=takes_turns,
             query_timeout=settings.query_timeout,
         )
 
     def claim(
         self, connection: Connection, slots: Mapping[str, int], params: Mapping[str, Any]
     ) -> Rows:
-        return connection.execute(*self._claiming(slots, params)).all()
+        floors: Floors | None = connection.info.get(FLOORS)
+        step = self._claiming(slots, params, floors)
+        return self._noted(connection, floors, slots, params, connection.execute(*step).all())
+
+    def _noted(
+        self,
+        connection: Connection,
+        floors: Floors | None,
+        slots: Mapping[str, int],
+        params: Mapping[str, Any],
+        claimed: Rows,
+    ) -> Rows:
+        """What was claimed, and what a full look adds where that came short above a floor."""
+        missed = {} if floors is None else floors.note(slots, claimed)
+        if not missed:
+            return claimed
+        more = connection.execute(*self._claiming(missed, params)).all()
+        return [*claimed, *more]
 
     def claim_this(self, connection: Connection, params: Mapping[str, Any]) -> Rows:
         return connection.execute(self._claim_this, {**params, "now": self.now()}).all()
@@ -258,8 +276,9 @@ class PostgresDialect(Dialect):
         slots: Mapping[str, int],
         params: Mapping[str, Any],
     ) -> tuple[list[Rows], Rows]:
-        *done, claimed = self.run(connection, [*steps, self._claiming(slots, params)])
-        return done, claimed
+        floors: Floors | None = connection.info.get(FLOORS)
+        *done, claimed = self.run(connection, [*steps, self._claiming(slots, params, floors)])
+        return done, self._noted(connection, floors, slots, params, claimed)
 
     def take_turn(
         self,
@@ -276,16 +295,26 @@ class PostgresDialect(Dialect):
             connection.info[_HAS_TURNS] = self.turns.create(connection)
         if not connection.info.get(_HAS_TURNS):
             return None
+        # A turn that may take the next in line leaves the others' slots empty, and says nothing of
+        # where others are.
+        floors = None if hands_over and len(steps) > 1 else connection.info.get(FLOORS)
         values: dict[str, Any] = {
             "released_id": [], "hands_over": hands_over, "only_next": only_next,
         }  # fmt: skip
-        for step in (*steps, self._claiming(slots, params)):
+        for step in (*steps, self._claiming(slots, params, floors)):
             values |= step.params
-        return self.turns.call(connection, values)
+        turn = self.turns.call(connection, values)
+        claimed = self._noted(connection, floors, slots, params, turn.claimed)
+        return turn._replace(claimed=claimed)
 
-    def _claiming(self, slots: Mapping[str, int], params: Mapping[str, Any]) -> Step:
+    def _claiming(
+        self, slots: Mapping[str, int], params: Mapping[str, Any], floors: Floors | None = None
+    ) -> Step:
+        """A claim from these floors on; without them a full look."""
+        used: Sequence[Floor] = () if floors is None else floors.of_next_claim()
         wanted = self.syntax.bind("wanted", _WANTED, list(slots.items()))
         given = {**params, **wanted, "kinds_kind": params["kinds"], "now": self.now()}
+        given |= self.syntax.bind("floors", _FLOORS, used)
         del given["kinds"]
         return Step(self._claim, given)
 
@@ -369,23 +398,30 @@ class PostgresDialect(Dialect):
         job = self.tables.job.alias("candidate")
         wanted = self.syntax.rows("wanted", _WANTED)
         kinds = self.syntax.rows("kinds", {"kind": Text()})
+        floors = self.syntax.rows("floors", _FLOORS)
+        floor = sa.tuple_(
+            func.coalesce(floors.c.priority, _LOWEST.priority),
+            func.coalesce(floors.c.id, _LOWEST.id),
+        )
         of_kind = (
             select(job.c.id, job.c.priority)
             .where(
                 predicate(IS_AVAILABLE),
                 job.c.queue == wanted.c.queue,
                 job.c.kind == kinds.c.kind,
+                sa.tuple_(job.c.priority, job.c.id) >= floor,
                 self.sql.may_start(job),
             )
             .order_by(job.c.priority, job.c.id)
             .limit(wanted.c.slots)
             .with_for_update(skip_locked=True, key_share=True)
-            .correlate(wanted, kinds)
+            .correlate(wanted, kinds, floors)
             .lateral("of_kind")
         )
+        has_floor = sa.and_(floors.c.queue == wanted.c.queue, floors.c.kind == kinds.c.kind)
         of_queue = (
             select(of_kind.c.id)
-            .select_from(kinds.join(of_kind, sa.true()))
+            .select_from(kinds.outerjoin(floors, has_floor).join(of_kind, sa.true()))
             .order_by(of_kind.c.priority, of_kind.c.id)
             .limit(wanted.c.slots)
             .correlate(wanted)
@@ -406,7 +442,26 @@ class PostgresDialect(Dialect):
 _HAS_TURNS = "cyclone_sqla_has_turns"
 """Of a connection: whether it has a :class:`TurnFunction`; None if that is to be made."""
 
+FLOORS = "cyclone_sqla_floors"
+"""Of a connection that takes turns: its :class:`Floors`."""
+
 _WANTED: Columns = {"queue": Text(), "slots": sa.Integer()}
+
+_FLOORS: Columns = {
+    "queue": Text(), "kind": Text(), "priority": sa.SmallInteger(), "id": BigInteger(),
+}  # fmt: skip
+
+
+class _Lowest(NamedTuple):
+    priority: sa.ColumnElement[int]
+    id: sa.ColumnElement[int]
+
+
+_LOWEST = _Lowest(
+    sa.literal_column("(-32768)::smallint", sa.SmallInteger()),
+    sa.literal_column("(-9223372036854775808)::bigint", BigInteger()),
+)
+"""Below every job."""
 
 _LOCK_SEQUENCE = select(
     func.pg_advisory_xact_lock(func.hashtextextended(bindparam("name", type_=Text()), 0))
@@ -507,7 +562,8 @@ class PostgresConnection(WorkerConnection):
         if self._has_session:
             connection.execute(_SET_UP, {"timeout": round(self._query_timeout * _SERVERS_PART)})
         if self._takes_turns:
-            connection.info[_HAS_TURNS] = None
+            connection.info[FLOORS] = Floors()
+            connection.info[_HAS_TURNS] = None if self._has_session else False
         return line
 
     def _silent(self) -> OperationalError:

@@ -13,7 +13,6 @@ from harness import REC
 from sqlalchemy.orm import Session
 
 from cyclone_sqla import Cyclone, Worker
-from cyclone_sqla.migrations import upgrade
 
 META = {
     "package": "cyclone-sqla",
@@ -36,6 +35,8 @@ class Adapter(Base):
     """What the harness asks for, done as an application would do it."""
 
     def setup(self) -> None:
+        from cyclone_sqla.migrations import upgrade  # 9 MB that no worker has in its memory
+
         with self._engine().begin() as connection:
             upgrade(connection)
 
