@@ -1,22 +1,23 @@
 """What pytest loads: a migrated database for the session, and an environment for each test.
 
-An application says in its conftest.py what it is, and on which engine its tests run::
+An application says in its conftest.py what it is, and adds its tables::
 
     @pytest.fixture(scope="session")
     def cyclone_app():
         return shop.cyclone
 
-    @pytest.fixture(scope="session")
-    def cyclone_engine():
-        return create_engine("postgresql+psycopg://localhost/shop_test")
+    @pytest.fixture(scope="session", autouse=True)
+    def tables(cyclone_database):
+        shop.Base.metadata.create_all(cyclone_database)
 
+Where its tests run is said by ``--cyclone-database-url``, or by its own ``cyclone_engine``.
 ``@pytest.mark.cyclone(auto_start=False, raise_errors=False)`` gives the options of one test's
 :class:`~cyclone_sqla.testing.CycloneEnv`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from importlib import import_module
 from importlib.util import find_spec
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from cyclone_sqla import Cyclone
     from cyclone_sqla.testing import AsyncCycloneEnv, CycloneEnv
 
-# Nothing of ours or SQLAlchemy's is imported here: every run of pytest loads this module.
+# The kit is imported where it is used: every run of pytest loads this module.
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -194,34 +195,53 @@ def cyclone_async_env(request: pytest.FixtureRequest) -> AsyncCycloneEnv:
     """The jobs of one asynchronous test: by anyio's plugin where the test uses that, else by
     pytest-asyncio.
     """
-    runner = "anyio" if "anyio_backend" in request.fixturenames else "asyncio"
-    if runner == "asyncio" and not request.config.pluginmanager.has_plugin("asyncio"):
+    env: AsyncCycloneEnv = request.getfixturevalue(_runner_of(request))
+    return env
+
+
+def _runner_of(request: pytest.FixtureRequest) -> str:
+    """The fixture below that has its environment in the event loop of the test itself."""
+    if "anyio_backend" in request.fixturenames:
+        return "_cyclone_env_of_anyio"
+    if not request.config.pluginmanager.has_plugin("asyncio"):
         raise pytest.UsageError(
             "cyclone_async_env needs a plugin that runs asynchronous tests: anyio's (and "
             "pytest.mark.anyio on the test), or pytest-asyncio"
         )
-    env: AsyncCycloneEnv = request.getfixturevalue(f"_cyclone_env_of_{runner}")
-    return env
+    return f"_cyclone_env_of_asyncio_{_loop_scope(request)}"
 
 
-async def _cyclone_env_of_anyio(
-    request: pytest.FixtureRequest, cyclone_async_database: AsyncEngine, cyclone_app: Cyclone
-) -> AsyncIterator[AsyncCycloneEnv]:
-    async with _async_env(cyclone_async_database, cyclone_app, _options(request)) as env:
-        yield env
+def _loop_scope(request: pytest.FixtureRequest) -> str:
+    """Of the event loop in which pytest-asyncio runs the test: "function" unless said otherwise."""
+    marked = _marked(request, "asyncio")
+    try:
+        default = str(request.config.getini("asyncio_default_test_loop_scope"))
+    except ValueError:  # before 0.26 there was no such option
+        default = "function"
+    scope: str = marked.get("loop_scope") or marked.get("scope") or default
+    return scope
 
 
-async def _cyclone_env_of_asyncio(
-    request: pytest.FixtureRequest, cyclone_async_database: AsyncEngine, cyclone_app: Cyclone
-) -> AsyncIterator[AsyncCycloneEnv]:
-    async with _async_env(cyclone_async_database, cyclone_app, _options(request)) as env:
-        yield env
+def _env_fixture(declare: Callable[..., Any]) -> Any:
+    """A fixture of a plugin that runs asynchronous tests."""
+
+    async def env(
+        request: pytest.FixtureRequest, cyclone_async_database: AsyncEngine, cyclone_app: Cyclone
+    ) -> AsyncIterator[AsyncCycloneEnv]:
+        async with _async_env(cyclone_async_database, cyclone_app, _options(request)) as env:
+            yield env
+
+    return declare(env)
 
 
-of_anyio = pytest.fixture(name="_cyclone_env_of_anyio")(_cyclone_env_of_anyio)
+of_anyio = _env_fixture(pytest.fixture(name="_cyclone_env_of_anyio"))
+
 if find_spec("pytest_asyncio") is not None:
-    _mark: Any = import_module("pytest_asyncio").fixture
-    of_asyncio = _mark(name="_cyclone_env_of_asyncio")(_cyclone_env_of_asyncio)
+    _declare: Any = import_module("pytest_asyncio").fixture
+    of_function, of_class, of_module, of_package, of_session = (
+        _env_fixture(_declare(name=f"_cyclone_env_of_asyncio_{scope}", loop_scope=scope))
+        for scope in ("function", "class", "module", "package", "session")
+    )
 
 
 @asynccontextmanager
@@ -252,5 +272,10 @@ def _pool_of(database: str | None, backend: str) -> dict[str, Any]:
 
 
 def _options(request: pytest.FixtureRequest) -> Mapping[str, bool]:
-    marker: pytest.Mark | None = request.node.get_closest_marker("cyclone")
+    return _marked(request, "cyclone")
+
+
+def _marked(request: pytest.FixtureRequest, name: str) -> Mapping[str, Any]:
+    """What the mark of this name says of the test."""
+    marker: pytest.Mark | None = request.node.get_closest_marker(name)
     return marker.kwargs if marker is not None else {}

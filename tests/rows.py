@@ -59,13 +59,13 @@ class Lower(TypeDecorator[str]):
 
 
 class Rows(DeclarativeBase):
-    """The application's own."""
+    """The application's own; its tables are named so that they can lie beside those of others."""
 
 
 class Account(Rows):
     """One whole number, given by the database."""
 
-    __tablename__ = "account"
+    __tablename__ = "row_account"
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(default="")
     limits: Mapped[list[Limit]] = relationship(lazy="joined")
@@ -74,7 +74,7 @@ class Account(Rows):
 class Limit(Rows):
     """A row of an account, loaded with it."""
 
-    __tablename__ = "account_limit"
+    __tablename__ = "row_account_limit"
     id: Mapped[int] = mapped_column(primary_key=True)
     account_id: Mapped[int] = mapped_column(ForeignKey(Account.id))
 
@@ -82,7 +82,7 @@ class Limit(Rows):
 class Price(Rows):
     """A key of two columns."""
 
-    __tablename__ = "price"
+    __tablename__ = "row_price"
     product: Mapped[str] = mapped_column(primary_key=True)
     day: Mapped[date] = mapped_column(primary_key=True)
 
@@ -90,42 +90,42 @@ class Price(Rows):
 class Document(Rows):
     """A UUID, made by the client at the flush."""
 
-    __tablename__ = "document"
+    __tablename__ = "row_document"
     id: Mapped[uuid.UUID] = mapped_column(primary_key=True, default=uuid.uuid4)
 
 
 class Blob(Rows):
     """Bytes that are no text."""
 
-    __tablename__ = "blob"
+    __tablename__ = "row_blob"
     digest: Mapped[bytes] = mapped_column(primary_key=True)
 
 
 class Line(Rows):
     """A key of a type of the application's own."""
 
-    __tablename__ = "line"
+    __tablename__ = "row_line"
     number: Mapped[Number] = mapped_column(NumberType, primary_key=True)
 
 
 class Tag(Rows):
     """A key whose type is told by what its column decorates; another column has its name."""
 
-    __tablename__ = "tag"
+    __tablename__ = "row_tag"
     word = mapped_column("name", Lower, primary_key=True)
 
 
 class Code(Rows):
     """A key that the database pads with spaces, if it is PostgreSQL."""
 
-    __tablename__ = "code"
+    __tablename__ = "row_code"
     code: Mapped[str] = mapped_column(CHAR(8), primary_key=True)
 
 
 class Employee(Rows):
     """The base of a family with tables of their own."""
 
-    __tablename__ = "employee"
+    __tablename__ = "row_employee"
     __mapper_args__ = {"polymorphic_on": "type", "polymorphic_identity": "employee"}  # noqa: RUF012
     id: Mapped[int] = mapped_column(primary_key=True)
     type: Mapped[str]
@@ -134,7 +134,7 @@ class Employee(Rows):
 class Manager(Employee):
     """Has a table of its own, and a key under another name."""
 
-    __tablename__ = "manager"
+    __tablename__ = "row_manager"
     __mapper_args__ = {"polymorphic_identity": "manager"}  # noqa: RUF012
     manager_id: Mapped[int] = mapped_column(ForeignKey(Employee.id), primary_key=True)
     budget: Mapped[int]
@@ -150,14 +150,14 @@ class Intern(Employee):
 class Parcel(Rows):
     """The base of a class with keys of its own."""
 
-    __tablename__ = "parcel"
+    __tablename__ = "row_parcel"
     id: Mapped[int] = mapped_column(primary_key=True)
 
 
 class Letter(Parcel):
     """Concrete inheritance: the same key may be in both tables."""
 
-    __tablename__ = "letter"
+    __tablename__ = "row_letter"
     __mapper_args__ = {"concrete": True}  # noqa: RUF012
     id: Mapped[int] = mapped_column(primary_key=True)
 
@@ -165,7 +165,7 @@ class Letter(Parcel):
 class Ticket(MappedAsDataclass, Rows):
     """A dataclass as well."""
 
-    __tablename__ = "ticket"
+    __tablename__ = "row_ticket"
     id: Mapped[int] = mapped_column(primary_key=True, init=False)
     title: Mapped[str]
 
@@ -209,12 +209,12 @@ NEW: dict[str, Callable[[], Any]] = {
 
 
 @contextmanager
-def selects_from(table: str) -> Iterator[list[str]]:
-    """What is sent to read a table, by any engine, while the block runs."""
+def selects_from(base: type[Rows]) -> Iterator[list[str]]:
+    """What is sent to read a class's table, by any engine, while the block runs."""
     sent: list[str] = []
 
     def note(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
-        if statement.startswith("SELECT") and f"FROM {table}" in statement:
+        if statement.startswith("SELECT") and f"FROM {base.__tablename__}" in statement:
             sent.append(statement)
 
     event.listen(Engine, "before_cursor_execute", note)

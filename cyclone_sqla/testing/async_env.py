@@ -81,7 +81,7 @@ class AsyncCycloneEnv:
         """See :meth:`CycloneEnv.advance`."""
         await self._call(CycloneEnv.advance, by, **parts)
 
-    def freeze(self, at: datetime) -> None:
+    def freeze(self, at: datetime | None = None) -> None:
         """See :meth:`CycloneEnv.freeze`."""
         self._env.freeze(at)
 

@@ -151,9 +151,12 @@ class CycloneEnv:
         if self.auto_start:
             self.run_until_idle()
 
-    def freeze(self, at: datetime) -> None:
-        """Make it this time (aware): the clock stands still anyhow, until it is advanced."""
-        self.clock.set(at)
+    def freeze(self, at: datetime | None = None) -> None:
+        """Make it this time (aware). Without one nothing changes: the clock stands still anyhow,
+        until it is advanced.
+        """
+        if at is not None:
+            self.clock.set(at)
 
     # ---- looking ---------------------------------------------------------------------------------
 

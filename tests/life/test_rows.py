@@ -4,7 +4,7 @@ With a worker's own connections they are in `tests/worker/test_rows.py`.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -41,10 +41,8 @@ def cyclone_app() -> Cyclone:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def tables(cyclone_database: Engine) -> Iterator[None]:
+def tables(cyclone_database: Engine) -> None:
     Rows.metadata.create_all(cyclone_database)
-    yield
-    Rows.metadata.drop_all(cyclone_database)
 
 
 @pytest.fixture
@@ -144,7 +142,7 @@ def test_a_row_is_what_it_was_stored_as_with_its_own_columns(
 
     @action
     def work(staff: list[Employee], boss: Employee) -> None:
-        with selects_from("manager") as of_managers, selects_from("employee") as of_all:
+        with selects_from(Manager) as of_managers, selects_from(Employee) as of_all:
             seen.extend(
                 (type(e), getattr(e, "budget", None), getattr(e, "school", None)) for e in staff
             )
@@ -170,7 +168,7 @@ def test_many_rows_are_loaded_with_few_statements_in_their_order(
     ids = list(session.scalars(sa.select(Account.id).order_by(Account.id)))
     order = [*reversed(ids), *ids[:3]]
     ref = cyclone.enqueue(session, work.kind, {"first": order[0], "accounts": order})
-    with selects_from("account") as sent:
+    with selects_from(Account) as sent:
         cyclone_env.run(ref)
     assert seen == [order[0], *order]
     assert len(sent) == 3
@@ -283,7 +281,7 @@ def test_arguments_that_this_code_can_not_read_are_refused_without_a_look_at_row
     spec = work.job(*added(session, Account()))
     object.__setattr__(spec, "arguments", '{"account":"x"}')
     ref = cyclone.enqueue_spec(session, spec)
-    with selects_from("account") as sent:
+    with selects_from(Account) as sent:
         job = cyclone_env.run(ref)
     assert job.state == "discarded"
     told = f"can't read the job's arguments: {work.kind}: account: Input should be a valid integer"

@@ -385,6 +385,7 @@ def test_the_clock_is_the_tests_own_and_the_applications_again_afterwards(
     with engine.connect() as connection, connection.begin() as outer:
         with CycloneEnv(connection, app.cyclone, auto_start=False) as env:
             env.freeze(datetime(2031, 5, 1, tzinfo=UTC))
+            env.freeze()
             app.send.enqueue(env.session, to="a")
             assert env.now == datetime(2031, 5, 1, tzinfo=UTC)
             assert env.assert_enqueued(app.send).created_at == env.now

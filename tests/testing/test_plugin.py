@@ -210,17 +210,25 @@ def test_asynchronous_tests_run_by_pytest_asyncio_in_memory(tmp_path: Path) -> N
     assert "4 passed" in done.stdout, done.stdout + done.stderr
 
 
-@pytest.mark.postgresql
-def test_asynchronous_tests_run_by_anyio_on_a_private_server_of_each_process(
-    tmp_path: Path,
+def test_an_environment_is_in_the_event_loop_of_its_test_whatever_that_is(
+    tmp_path: Path, postgresql_database: Database
 ) -> None:
+    pytest.importorskip("pytest_asyncio")
+    of_module = ASYNC_TESTS.replace("{runner}", "asyncio(loop_scope='module')")
+    (tmp_path / "test_of_module.py").write_text(of_module)
+    url = postgresql_database.url_for("asyncpg")  # which refuses every other loop
+    session = "asyncio_default_test_loop_scope=session"
+    done = run_async(tmp_path, "asyncio", "--cyclone-database-url", url, "-o", session)
+    assert "8 passed" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.postgresql
+def test_asynchronous_tests_run_by_anyio_on_a_private_server(tmp_path: Path) -> None:
     pytest.importorskip("anyio")
-    options = ("--cyclone-database-url", "postgresql", "-n", "2")
-    done = run_async(tmp_path, "anyio", *options, more=TOLD)
+    done = run_async(tmp_path, "anyio", "--cyclone-database-url", "postgresql", more=TOLD)
     assert "4 passed" in done.stdout, done.stdout + done.stderr
-    urls = set((tmp_path / "urls").read_text().splitlines())
-    assert len(urls) == 2
-    assert not any(Path(str(sa.make_url(url).query["host"])).exists() for url in urls)
+    (url,) = set((tmp_path / "urls").read_text().splitlines())
+    assert not Path(str(sa.make_url(url).query["host"])).exists()
 
 
 @pytest.mark.sqlite

@@ -66,7 +66,7 @@ def test_an_action_that_starts_over_gets_its_rows_anew(postgresql_database: Data
     def work(ctx: Context, account: Account) -> None:
         runs.append((ctx.attempt, account.name))
         if len(runs) == 1:
-            site.execute("UPDATE account SET name = name || '+'")
+            site.execute("UPDATE row_account SET name = name || '+'")
         account.name += "!"
 
     site.action(work)
@@ -83,7 +83,7 @@ def test_a_database_that_fails_to_load_them_fails_the_attempt(site: Site) -> Non
 
     site.action(work, backoff=LATER)
     job_id = enqueued(site, *added(site, Account(name="a")))
-    site.execute("ALTER TABLE account RENAME TO elsewhere")
+    site.execute("ALTER TABLE row_account RENAME TO elsewhere")
     with site.worker():
         site.wait_for(job_id, "pending")
     assert len(site.history(job_id)) == 1
@@ -144,7 +144,7 @@ def test_an_async_action_without_a_context_too(async_site: Site) -> None:
     site.action(work)
     a, b = added(site, Account(name="a"), Account(name="b"))
     job_ids = [enqueued(site, row) for row in (a, b)]
-    site.execute("DELETE FROM account WHERE name = 'b'")
+    site.execute("DELETE FROM row_account WHERE name = 'b'")
     with site.worker():
         site.wait_for(job_ids[0], "completed")
         site.wait_for(job_ids[1], "discarded")
