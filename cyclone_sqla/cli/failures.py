@@ -9,6 +9,7 @@ import click
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
+from cyclone_sqla.cli.texts import shown
 from cyclone_sqla.errors import ConfigurationError, CycloneError, InvalidJobError, SchemaError
 from cyclone_sqla.urls import masked
 
@@ -28,7 +29,7 @@ class Failed(click.ClickException):
     exit_code = FAILED
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
+        super().__init__(shown(message))
 
 
 class WrongUse(Failed):
@@ -49,8 +50,7 @@ def one_line_failures() -> Generator[None]:
     try:
         yield
     except click.UsageError as exc:
-        exc.ctx = None  # it would add two lines of usage
-        raise
+        raise WrongUse(exc.format_message()) from exc  # its own would show two lines of usage
     except SchemaError as exc:
         raise Failed(str(exc)) from exc
     except ConfigurationError as exc:

@@ -114,6 +114,7 @@ def delays(draw: st.DrawFn) -> tuple[type[Retry | Snooze], Any]:
     return draw(st.sampled_from([Retry, Snooze])), draw(OPTIONS["process_in"])
 
 
+@pytest.mark.filterwarnings("ignore:Do not use the `random` module")  # as the worker does meanwhile
 def test_whatever_an_action_raises_or_returns_its_job_does_not_stay_running(
     database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
