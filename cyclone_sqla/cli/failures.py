@@ -17,6 +17,11 @@ FAILED = 1
 WRONG_USE = 2
 INTERRUPTED = 130
 
+_HELP: tuple[type[Exception], ...] = (
+    (click.exceptions.NoArgsIsHelpError,) if hasattr(click.exceptions, "NoArgsIsHelpError") else ()
+)
+"""What releases of click from 8.2 on raise where a group is called without a command."""
+
 EXIT_CODES = (
     f"Exit codes: 0 done; {FAILED} the database could not be reached, is behind, or refused; "
     f"{WRONG_USE} an option, a setting or the application is wrong; {INTERRUPTED} interrupted."
@@ -49,6 +54,8 @@ def one_line_failures() -> Generator[None]:
     """Turn what may go wrong in a command into its one line."""
     try:
         yield
+    except _HELP:
+        raise  # a group alone: click shows its help
     except click.UsageError as exc:
         raise WrongUse(exc.format_message()) from exc  # its own would show two lines of usage
     except SchemaError as exc:

@@ -82,6 +82,13 @@ def test_every_reading_command_prints_one_document_for_programs(hands: Hands) ->
     assert document("stats")["dead_letters"] == {"number": 1, "is_exact": True}
 
 
+@pytest.mark.parametrize("group", ["jobs", "queues", "sequences"])
+def test_a_group_alone_shows_its_help(group: str) -> None:
+    result = CliRunner().invoke(main, [group])
+    assert result.exit_code in (0, 2)
+    assert "\nCommands:\n" in result.output
+
+
 def test_times_are_told_in_utc(hands: Hands) -> None:
     hands.enqueue()
     (job,) = document("jobs", "list")["jobs"]
