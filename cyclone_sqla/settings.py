@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import cast
 
@@ -52,7 +52,7 @@ class WorkerSettings:
     rescue_limit: int = 100
     grace: float = 30.0
     listen: bool = True
-    listen_url: str | None = None
+    listen_url: str | None = field(default=None, repr=False)  # it may hold a password
     prepare: bool = True
     name: str | None = None
     single_instance: bool = False
@@ -71,10 +71,10 @@ class WorkerSettings:
 
     def __post_init__(self) -> None:
         """Raises ConfigurationError naming the setting."""
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.type == "float" or (field.type == "float | None" and value is not None):
-                _check_seconds(field.name, value)
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.type == "float" or (each.type == "float | None" and value is not None):
+                _check_seconds(each.name, value)
         for name in ("concurrency", "rescue_limit", "history_limit"):
             _check_count(name, getattr(self, name))
         _check_share(self.max_jobs, self.max_memory)
