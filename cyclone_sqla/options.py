@@ -158,15 +158,15 @@ def _whole_number(low: int, high: int) -> Callable[[str, object], int]:
 
 
 def _check_on_duplicate(name: str, value: object) -> OnDuplicate:
-    if value not in ("raise", "return"):
+    if not (isinstance(value, str) and value in ("raise", "return")):
         raise InvalidJobError(f"{name}: must be 'raise' or 'return'")
-    return value
+    return cast("OnDuplicate", value)
 
 
 def _check_on_failure(name: str, value: object) -> OnFailure:
-    if value not in ("dead-letter", "skip", "halt"):
+    if not (isinstance(value, str) and value in ("dead-letter", "skip", "halt")):
         raise InvalidJobError(f"{name}: must be 'dead-letter', 'skip' or 'halt'")
-    return value
+    return cast("OnFailure", value)
 
 
 def _check_flag(name: str, value: object) -> bool:
