@@ -502,8 +502,8 @@ class PostgresConnection(WorkerConnection):
         self, engine: Engine, *, has_session: bool, takes_turns: bool, query_timeout: float
     ) -> None:
         """``has_session``: what is set for a session of the server stays with this connection,
-        which is not so behind a transaction pooler. ``takes_turns`` lets the dialect make its
-        :class:`TurnFunction` there.
+        which is not so behind a transaction pooler. ``takes_turns`` lets the dialect keep its
+        :class:`Floors` with it and, if it has a session, make its :class:`TurnFunction` there.
         """
         self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
         self._has_session = has_session

@@ -8,7 +8,7 @@ from tests.benchmarks.processes import Drained, Runner, drain
 
 COUNT = sized(50_000)
 LONG = sized(100_000)
-WRITING = sized(10_000)
+WRITING = sized(5_000)
 SLOTS = 500
 THREADS = 10
 
@@ -86,7 +86,7 @@ def test_drain_of_transactional_actions(
     name = "ctx.session" if kind == "write" else "ctx.async_session"
     book.compare(
         "drain",
-        f"{WRITING:,} jobs with one INSERT through {name}, {THREADS} slots, beside {loop}",
+        f"{WRITING:,} jobs with one INSERT through {name}, {THREADS} slots",
         place.name,
         ours=lambda: ours(place, kind, WRITING, slots=THREADS).rate,
         reference=lambda: by_hand(place, loop, WRITING, threads=THREADS).rate,

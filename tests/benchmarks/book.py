@@ -47,9 +47,9 @@ class Figure:
     ratio: float | None = None
 
     @property
-    def key(self) -> tuple[str, str, str, str]:
+    def key(self) -> tuple[str, ...]:
         """A later one with the same key takes its place."""
-        return self.section, self.work, self.database, self.unit
+        return self.section, self.work, self.database, self.unit, self.beside or ""
 
     def line(self) -> str:
         """One line for people."""

@@ -25,6 +25,11 @@ def drained(place: PostgresPlace, processes: int, slots: int, count: int) -> Dra
     return drain(place, jobs, runners)
 
 
+def plural(processes: int) -> str:
+    """In words."""
+    return "process" if processes == 1 else "processes"
+
+
 class Conflicts:
     """What the claims of all processes came to, without those at the end that found nothing."""
 
@@ -60,7 +65,7 @@ def until_the_last(claims: Sequence[Sequence[float]]) -> Sequence[Sequence[float
 def test_throughput(place: PostgresPlace, book: Book, processes: int, slots: int) -> None:
     count = COUNT if slots == SLOTS else COUNT // 5
     rounds = [drained(place, processes, slots, count) for _ in range(ROUNDS)]
-    work = f"{processes} process(es) of {slots} slots"
+    work = f"{processes} {plural(processes)} of {slots} slots"
     conflicts = [Conflicts(round_.told) for round_ in rounds]
     figures = {
         "jobs/s": [round_.rate for round_ in rounds],
@@ -80,7 +85,7 @@ def test_pickup(place: PostgresPlace, book: Book, processes: int) -> None:
     runners = [Runner.ours(place, slots=10) for _ in range(processes)]
     waited = waits_of(runners, applications.plain)
     for share, unit in ((0.5, "ms p50"), (0.99, "ms p99")):
-        work = f"{processes} idle process(es), from the commit to the action"
+        work = f"{processes} idle {plural(processes)}, from the commit to the action"
         value = percentile(waited, share)
         book.note("scale", work, place.name, [value], unit=unit, size=len(waited))
     applications.engine.dispose()
