@@ -1,6 +1,8 @@
 """Every check of the project, each in an environment of its own: `python -m nox -s tests`."""
 
+import json
 import os
+from pathlib import Path
 
 import nox
 
@@ -74,6 +76,28 @@ def soak(session: nox.Session) -> None:
     at_random = any(argument.startswith("--minutes") for argument in session.posargs)
     tool = ["tests.soak"] if at_random else ["pytest", "-m", "soak"]
     session.run("python", "-m", *tool, *session.posargs)
+
+
+@nox.session
+def audit(session: nox.Session) -> None:
+    """Known vulnerabilities of what the package installs. It asks a service: CI doesn't run it."""
+    session.install(".[async,binary]")
+    freeze = ("python", "-m", "pip", "freeze", "--exclude", "cyclone-sqla")
+    wanted, report = (
+        Path(session.create_tmp()) / name for name in ("installed.txt", "report.json")
+    )
+    wanted.write_text(str(session.run(*freeze, silent=True)))
+    report.unlink(missing_ok=True)
+    session.install(*_group("audit"))
+    options = ["--no-deps", "--disable-pip", "--progress-spinner=off", "--format=json"]
+    given = [f"--requirement={wanted}", f"--output={report}"]
+    session.run("pip-audit", *options, *given, success_codes=[0, 1])
+    if not report.exists():
+        session.error("nothing was audited: the source of advisories can't be reached")
+    audited = json.loads(report.read_text())["dependencies"]
+    if found := [package for package in audited if package.get("vulns")]:
+        session.error(f"vulnerable: {json.dumps(found, indent=1)}")
+    session.log(f"{len(audited)} packages, no known vulnerability")
 
 
 @nox.session

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import dataclass, fields
 from datetime import datetime
 
@@ -31,8 +32,7 @@ class JobFilter:
     dead_letter: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.state is not None and self.state not in set(State):
-            raise InvalidJobError(f"state: one of {', '.join(State)}, not {self.state!r}")
+        _check_state(self.state)
         for name in ("queue", "kind", "tenant"):
             if getattr(self, name) is not None:
                 check_name(name, getattr(self, name))
@@ -45,6 +45,11 @@ class JobFilter:
     def is_empty(self) -> bool:
         """Whether it means every job there is."""
         return all(getattr(self, field.name) is None for field in fields(self))
+
+
+def _check_state(state: object) -> None:
+    if state is not None and not (isinstance(state, str) and state in set(State)):
+        raise InvalidJobError(f"state: one of {', '.join(State)}, not {reprlib.repr(state)}")
 
 
 def _check_time(name: str, value: object) -> None:

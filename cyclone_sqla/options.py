@@ -157,16 +157,15 @@ def _whole_number(low: int, high: int) -> Callable[[str, object], int]:
     return check
 
 
-def _check_on_duplicate(name: str, value: object) -> OnDuplicate:
-    if value not in ("raise", "return"):
-        raise InvalidJobError(f"{name}: must be 'raise' or 'return'")
-    return value
+def _one_of(*choices: str) -> Callable[[str, object], str]:
+    listed = f"{', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}"
 
+    def check(name: str, value: object) -> str:
+        if not isinstance(value, str) or value not in choices:
+            raise InvalidJobError(f"{name}: must be {listed}")
+        return plain(value)
 
-def _check_on_failure(name: str, value: object) -> OnFailure:
-    if value not in ("dead-letter", "skip", "halt"):
-        raise InvalidJobError(f"{name}: must be 'dead-letter', 'skip' or 'halt'")
-    return value
+    return check
 
 
 def _check_flag(name: str, value: object) -> bool:
@@ -251,10 +250,10 @@ _CHECKS: dict[str, Callable[[str, object], Any]] = {
     "queue": check_queue,
     "priority": _whole_number(-MAX_PRIORITY - 1, MAX_PRIORITY),
     "unique": check_key,
-    "on_duplicate": _check_on_duplicate,
+    "on_duplicate": _one_of("raise", "return"),
     "idempotency_key": check_key,
     "sequence": check_key,
-    "on_failure": _check_on_failure,
+    "on_failure": _one_of("dead-letter", "skip", "halt"),
     "position": _whole_number(1, MAX_POSITION),
     "reject_gap": _check_flag,
     "sequence_lock": _check_flag,

@@ -244,7 +244,7 @@ class Reading(ABC):
         """
         look = partial(
             inspection.sequences,
-            after=after,
+            after=_checked_key(after),
             limit=_checked_limit(limit),
             only_paused=only_paused,
         )
@@ -329,6 +329,10 @@ def _checked_id(job_id: object) -> int:
     if isinstance(job_id, bool) or not isinstance(job_id, int):
         raise TypeError(f"a job id is an int, not {type(job_id).__name__}")
     return job_id
+
+
+def _checked_key(after: object) -> str:
+    return "" if isinstance(after, str) and not after else check_key("after", after)
 
 
 def _checked_limit(limit: object) -> int:

@@ -5,6 +5,7 @@ Here stands what a worker needs to know; what changes a database is in ``migrati
 
 from __future__ import annotations
 
+import reprlib
 import shlex
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from cyclone_sqla.errors import ConfigurationError, SchemaError
+from cyclone_sqla.keys import text_fault
 from cyclone_sqla.urls import masked
 
 REVISIONS: tuple[str, ...] = ("0001",)
@@ -99,11 +101,10 @@ def check_schema(schema: str | None) -> None:
     """
     if schema is None:
         return
-    size = len(schema.encode(errors="replace"))
-    if not 0 < size <= MAX_SCHEMA_BYTES or "\0" in schema or not schema.isprintable():
+    if text_fault(schema, MAX_SCHEMA_BYTES) is not None or not schema.isprintable():
         raise ConfigurationError(
-            f"{schema!r} can't be the name of a schema: give 1 to {MAX_SCHEMA_BYTES} bytes of "
-            "printable text"
+            f"{reprlib.repr(schema)} can't be the name of a schema: give 1 to {MAX_SCHEMA_BYTES} "
+            "bytes of printable text"
         )
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
+from typing import cast
 
 from cyclone_sqla.errors import ConfigurationError
+from cyclone_sqla.keys import text_fault
 
 DEFAULT_CONCURRENCY = 10
 MIN_LEASE = 1.0
@@ -49,7 +52,7 @@ class WorkerSettings:
     rescue_limit: int = 100
     grace: float = 30.0
     listen: bool = True
-    listen_url: str | None = None
+    listen_url: str | None = field(default=None, repr=False)  # it may hold a password
     prepare: bool = True
     name: str | None = None
     single_instance: bool = False
@@ -68,20 +71,22 @@ class WorkerSettings:
 
     def __post_init__(self) -> None:
         """Raises ConfigurationError naming the setting."""
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.type == "float" or (field.type == "float | None" and value is not None):
-                _check_seconds(field.name, value)
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.type == "float" or (each.type == "float | None" and value is not None):
+                _check_seconds(each.name, value)
         for name in ("concurrency", "rescue_limit", "history_limit"):
             _check_count(name, getattr(self, name))
         _check_share(self.max_jobs, self.max_memory)
-        for queue, slots in (self.queues or {}).items():
-            _check_count(f"queues[{queue!r}]", slots)
+        _check_queues(self.queues)
+        for name in ("name", "listen_url", "sqlite_synchronous"):
+            if getattr(self, name) is not None:
+                _check_text(name, getattr(self, name))
         if self.lease < MIN_LEASE:
             raise ConfigurationError(
                 f"lease: at least {MIN_LEASE:g} s, so that it can be renewed in time"
             )
-        if self.sqlite_synchronous.upper() not in ("NORMAL", "FULL", "EXTRA"):
+        if str(self.sqlite_synchronous).upper() not in ("NORMAL", "FULL", "EXTRA"):
             raise ConfigurationError("sqlite_synchronous: NORMAL, FULL or EXTRA")
 
     @property
@@ -129,18 +134,37 @@ def parse_queues(text: str) -> dict[str, int | None]:
 
 def _check_seconds(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigurationError(f"{name}: a number of seconds, not {value!r}")
+        raise ConfigurationError(f"{name}: a number of seconds, not {reprlib.repr(value)}")
     is_zero_fit = name == "grace" or name.startswith("keep_")
     if not 0 <= value <= MAX_SECONDS or (value == 0 and not is_zero_fit):
         least = "0 or more" if is_zero_fit else "above 0"
         raise ConfigurationError(
-            f"{name}: a number of seconds, {least} and at most a hundred years, not {value!r}"
+            f"{name}: a number of seconds, {least} and at most a hundred years, "
+            f"not {reprlib.repr(value)}"
         )
 
 
 def _check_count(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1_000_000:
-        raise ConfigurationError(f"{name}: a whole number from 1 to 1,000,000, not {value!r}")
+        given = reprlib.repr(value)
+        raise ConfigurationError(f"{name}: a whole number from 1 to 1,000,000, not {given}")
+
+
+def _check_text(name: str, value: object) -> None:
+    fault = text_fault(value)
+    if fault is not None:
+        raise ConfigurationError(f"{name}: {fault}")
+
+
+def _check_queues(queues: object) -> None:
+    if queues is None:
+        return
+    if not isinstance(queues, Mapping):
+        raise ConfigurationError(f"queues: names and their slots, not {reprlib.repr(queues)}")
+    for queue, slots in cast("Mapping[object, object]", queues).items():
+        name = f"queues[{reprlib.repr(queue)}]"
+        _check_text(name, queue)
+        _check_count(name, slots)
 
 
 def _check_share(max_jobs: object, max_memory: object) -> None:
@@ -148,7 +172,7 @@ def _check_share(max_jobs: object, max_memory: object) -> None:
         if value is not None and (
             isinstance(value, bool) or not isinstance(value, int) or value < 1
         ):
-            raise ConfigurationError(f"{name}: a whole number above 0, not {value!r}")
+            raise ConfigurationError(f"{name}: a whole number above 0, not {reprlib.repr(value)}")
 
 
 DEFAULT_SETTINGS = WorkerSettings()

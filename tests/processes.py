@@ -84,6 +84,14 @@ def say(ctx: Context, text: str) -> None:
     ctx.log.warning(text)
 
 
+kept = []
+
+
+@cyclone.action
+def keep_memory(ctx: Context, mebibytes: int) -> None:
+    kept.append(b"x" * (mebibytes << 20))
+
+
 @cyclone.action
 def fail(ctx: Context, text: str) -> None:
     raise ValueError(text)

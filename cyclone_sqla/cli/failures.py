@@ -9,12 +9,18 @@ import click
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
+from cyclone_sqla.cli.texts import shown
 from cyclone_sqla.errors import ConfigurationError, CycloneError, InvalidJobError, SchemaError
 from cyclone_sqla.urls import masked
 
 FAILED = 1
 WRONG_USE = 2
 INTERRUPTED = 130
+
+_HELP: tuple[type[Exception], ...] = (
+    (click.exceptions.NoArgsIsHelpError,) if hasattr(click.exceptions, "NoArgsIsHelpError") else ()
+)
+"""What releases of click from 8.2 on raise where a group is called without a command."""
 
 EXIT_CODES = (
     f"Exit codes: 0 done; {FAILED} the database could not be reached, is behind, or refused; "
@@ -28,7 +34,7 @@ class Failed(click.ClickException):
     exit_code = FAILED
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
+        super().__init__(shown(message))
 
 
 class WrongUse(Failed):
@@ -48,9 +54,10 @@ def one_line_failures() -> Generator[None]:
     """Turn what may go wrong in a command into its one line."""
     try:
         yield
+    except _HELP:
+        raise  # a group alone: click shows its help
     except click.UsageError as exc:
-        exc.ctx = None  # it would add two lines of usage
-        raise
+        raise WrongUse(exc.format_message()) from exc  # its own would show two lines of usage
     except SchemaError as exc:
         raise Failed(str(exc)) from exc
     except ConfigurationError as exc:

@@ -16,6 +16,7 @@ from cyclone_sqla.cli.failures import EXIT_CODES, FAILED
 from cyclone_sqla.cli.job_options import acts_on_jobs, delay, filter_of, future
 from cyclone_sqla.cli.machine import print_json
 from cyclone_sqla.cli.options import Target
+from cyclone_sqla.cli.texts import shown
 from cyclone_sqla.errors import DuplicateError, InvalidTransitionError, JobNotFoundError
 from cyclone_sqla.interventions import PARTICIPLES
 from cyclone_sqla.job_filter import JobFilter
@@ -72,7 +73,7 @@ class Tally:
 
     def _tell(self, line: str) -> None:
         if not (self.order.quiet or self.order.as_json):
-            click.echo(line)
+            click.echo(shown(line))
 
     def close(self) -> None:
         """Tell the sums, and end the process accordingly."""

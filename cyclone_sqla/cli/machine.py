@@ -19,8 +19,9 @@ JSON_TEXTS = ("arguments", "result", "details")
 
 
 def print_json(document: object) -> None:
-    """Print one document."""
-    click.echo(json.dumps(plain(document), indent=2, ensure_ascii=False))
+    """Print one document. What a terminal would obey, and JSON lets stand, is escaped too."""
+    text = json.dumps(plain(document), indent=2, ensure_ascii=False)
+    click.echo("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
 
 
 def plain(value: Any) -> Any:

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy import Engine
 
 from cyclone_sqla.app import Cyclone
+from cyclone_sqla.cli.texts import shown
 from cyclone_sqla.errors import ConfigurationError
 from cyclone_sqla.schema_version import check_schema
 from cyclone_sqla.urls import masked, parsed
@@ -90,7 +91,7 @@ def takes_target(command: Callable[Concatenate[Target, P], None]) -> Callable[..
 
 def say_on_stderr(text: str) -> None:
     """For people, beside what a command prints for programs."""
-    click.echo(text, err=True)
+    click.echo(shown(text), err=True)
 
 
 def find_target(

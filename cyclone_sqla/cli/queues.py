@@ -10,7 +10,7 @@ from cyclone_sqla.cli.access import access_to, acts
 from cyclone_sqla.cli.failures import EXIT_CODES
 from cyclone_sqla.cli.machine import print_json
 from cyclone_sqla.cli.options import Target, takes_target
-from cyclone_sqla.cli.texts import brief, paused_by, short
+from cyclone_sqla.cli.texts import brief, paused_by, short, shown
 from cyclone_sqla.figures import QueueFigures
 from cyclone_sqla.lifecycle import State
 
@@ -69,7 +69,7 @@ def pause(target: Target, /, name: str, by: str) -> None:
     """Keep workers from claiming from a queue. Jobs that run go on, and enqueue works."""
     with access_to(target) as access, access.transaction() as connection:
         access.cyclone.pause_queue(connection, name, by=by)
-    click.echo(f"queue {name} is paused")
+    click.echo(shown(f"queue {name} is paused"))
 
 
 @command.command("resume", epilog=EXIT_CODES)
@@ -79,4 +79,5 @@ def resume(target: Target, /, name: str) -> None:
     """Have workers claim from a queue again."""
     with access_to(target) as access, access.transaction() as connection:
         was_paused = access.cyclone.resume_queue(connection, name)
-    click.echo(f"queue {name} " + ("is resumed" if was_paused else "was not paused"))
+    end = "is resumed" if was_paused else "was not paused"
+    click.echo(shown(f"queue {name} {end}"))

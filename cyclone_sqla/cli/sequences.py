@@ -10,7 +10,7 @@ from cyclone_sqla.cli.access import access_to, acts
 from cyclone_sqla.cli.failures import EXIT_CODES
 from cyclone_sqla.cli.machine import print_json
 from cyclone_sqla.cli.options import Target, takes_target
-from cyclone_sqla.cli.texts import brief, in_state, paused_by, short
+from cyclone_sqla.cli.texts import brief, in_state, paused_by, short, shown
 from cyclone_sqla.figures import HaltedSequence, SequenceFigures
 
 
@@ -77,7 +77,7 @@ def _list_halted(target: Target, limit: int, after: int, as_json: bool) -> None:
 
 def _tell_following(following: object) -> None:
     if following is not None:
-        click.echo(f"There may be more: --after {following}", err=True)
+        click.echo(shown(f"There may be more: --after {following}"), err=True)
 
 
 def _print_sequences(found: Sequence[SequenceFigures]) -> None:
@@ -168,7 +168,7 @@ def pause(target: Target, /, key: str, by: str) -> None:
     """Start no job of a sequence until it is resumed. One that runs goes on."""
     with access_to(target) as access, access.transaction() as connection:
         access.cyclone.pause_sequence(connection, key, by=by)
-    click.echo(f"sequence {key} is paused")
+    click.echo(shown(f"sequence {key} is paused"))
 
 
 @command.command("resume", epilog=EXIT_CODES)
@@ -178,4 +178,5 @@ def resume(target: Target, /, key: str) -> None:
     """Let a sequence go on."""
     with access_to(target) as access, access.transaction() as connection:
         was_paused = access.cyclone.resume_sequence(connection, key)
-    click.echo(f"sequence {key} " + ("is resumed" if was_paused else "was not paused"))
+    end = "is resumed" if was_paused else "was not paused"
+    click.echo(shown(f"sequence {key} {end}"))

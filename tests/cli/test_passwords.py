@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
@@ -12,7 +13,10 @@ import pytest
 from psycopg import sql
 from sqlalchemy import URL, create_engine, make_url
 
-from cyclone_sqla import migrations
+from cyclone_sqla import ConfigurationError, Cyclone, Worker, WorkerSettings, migrations
+from cyclone_sqla.cli.options import Target
+from tests.databases import Database
+from tests.processes import App
 from tests.servers.postgres import PostgresServer
 from tests.waiting import wait_until
 
@@ -76,7 +80,10 @@ def _text(url: URL) -> str:
 
 
 def _is_hidden(answer: "subprocess.CompletedProcess[str]") -> bool:
-    shown = answer.stdout + answer.stderr
+    return _hides(answer.stdout + answer.stderr)
+
+
+def _hides(shown: str) -> bool:
     return not any(secret in shown for secret in (PASSWORD, quote(PASSWORD, safe=""), PASSWORD[:7]))
 
 
@@ -139,3 +146,37 @@ def test_the_script_holds_no_password(url: URL, tmp_path: Path) -> None:
     answer = _migrate("--sql", "--database-url", _text(url), directory=tmp_path)
     assert answer.returncode == 0
     assert _is_hidden(answer)
+
+
+def test_a_worker_at_its_most_talkative_hides_it_though_its_connections_are_lost(
+    server: PostgresServer, url: URL, tmp_path: Path
+) -> None:
+    migrations.migrate_database(url)
+    inside = url.set(password=None).update_query_dict({"password": PASSWORD})
+    with closing(Database(_text(url))) as database:
+        app = App(tmp_path, database)
+        with app.work("--log-level", "debug", "--listen-url", _text(inside)) as process:
+            process.wait_for("started")
+            app.enqueue("fail", text="it broke", max_attempts=1)
+            process.wait_for("it broke")
+            with psycopg.connect(_as_owner(server), autocommit=True) as connection:
+                connection.execute(sql.SQL(TERMINATE).format(sql.Literal(ROLE)))
+            process.wait_for("Listening for new jobs failed")
+            process.wait_for("Listening for new jobs again")
+            assert process.stop() == 0
+        assert _hides("\n".join(process.lines()))
+
+
+TERMINATE = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = {}"
+
+
+def test_no_repr_and_no_refusal_shows_it(url: URL) -> None:
+    text = _text(url)
+    cyclone = Cyclone(text, hint_url=text)
+    settings = WorkerSettings(listen_url=text)
+    shown = [cyclone, settings, Worker(cyclone, settings), Target(url, None, cyclone)]
+    assert _hides(repr(shown) + " ".join(map(str, shown)))
+    broken = text.replace(quote(PASSWORD, safe=" +"), PASSWORD)
+    with pytest.raises(ConfigurationError) as caught:
+        Cyclone(hint_url=broken)
+    assert _hides(str(caught.value))

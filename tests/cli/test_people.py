@@ -18,7 +18,9 @@ from cyclone_sqla import Cyclone
 from cyclone_sqla.cli import main
 from cyclone_sqla.cli.access import os_user
 from cyclone_sqla.clock import DatabaseClock
+from cyclone_sqla.failures import Failure
 from cyclone_sqla.migrations import migrate_database
+from cyclone_sqla.outcomes import Discarded
 from tests.databases import Database
 from tests.life.hands import FAILED, HOPELESS, Hands
 
@@ -80,6 +82,13 @@ def test_every_reading_command_prints_one_document_for_programs(hands: Hands) ->
     assert document("stats")["dead_letters"] == {"number": 1, "is_exact": True}
 
 
+@pytest.mark.parametrize("group", ["jobs", "queues", "sequences"])
+def test_a_group_alone_shows_its_help(group: str) -> None:
+    result = CliRunner().invoke(main, [group])
+    assert result.exit_code in (0, 2)
+    assert "\nCommands:\n" in result.output
+
+
 def test_times_are_told_in_utc(hands: Hands) -> None:
     hands.enqueue()
     (job,) = document("jobs", "list")["jobs"]
@@ -113,12 +122,58 @@ def test_whoever_reads_a_pipe_gets_whole_lines(hands: Hands) -> None:
     assert kind in run("jobs", "list").stdout
 
 
-def test_nothing_of_a_job_is_obeyed_by_the_terminal(hands: Hands) -> None:
-    job = hands.enqueue(sequence="a\x1b[31mred[bold]\nline")
-    shown = run("jobs", "show", str(job)).stdout
-    assert "\x1b" not in shown
-    assert "a\\x1b[31mred[bold] line" in shown
-    assert "a\\x1b[31mred[bold] line" in run("jobs", "list").stdout
+HOSTILE = "a\x1b[31m\x9b2J\u202e[bold]\r\nline"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "jobs list", "jobs list --json", "jobs show 1", "jobs show 1 --json", "jobs show 2",
+        "jobs show 2 --json", "jobs explain 1", "jobs explain 3 --json", "queues list",
+        "queues list --json", "sequences list", "sequences list --json", "sequences list --halted",
+        "sequences list --limit 1", "sequences list --halted --json", "sequences show KEY",
+        "sequences show KEY --json", "sequences pause KEY --by KEY", "sequences resume KEY",
+        "sequences resume none", "jobs cancel 1", "jobs cancel --sequence KEY --yes --json",
+        "jobs replay 2 --by KEY", "stats", "stats --json", "doctor", "doctor --format json",
+        "doctor --fix",
+    ],
+)  # fmt: skip
+def test_nothing_of_a_job_is_obeyed_by_the_terminal(hands: Hands, words: str) -> None:
+    stranger = hands.enqueue(headers={HOSTILE: HOSTILE}, unique=HOSTILE, process_in=60)
+    labels = dict.fromkeys(("kind", "queue", "tenant", "trace_id", "origin"), HOSTILE)
+    hands.change(stranger, **labels)
+    hands.enqueue(sequence=HOSTILE, on_failure="halt")
+    hands.admit()
+    hands.settle(hands.claim_one(), Discarded(Failure.because(HOSTILE, kind=HOSTILE)))
+    hands.enqueue(sequence=HOSTILE)
+    hands.enqueue(sequence="z")
+    hands.act("pause_sequence", HOSTILE, by=HOSTILE)
+    hands.act("pause_queue", "default", by=HOSTILE)
+    told = run(*(word.replace("KEY", HOSTILE) for word in words.split()), color=True).output
+    assert told.replace("\n", "").isprintable(), ascii(told)
+
+
+def test_what_is_not_obeyed_can_be_read(hands: Hands) -> None:
+    job = hands.enqueue(sequence=HOSTILE)
+    assert "a\\x1b[31m\\x9b2J\\u202e[bold] line" in run("jobs", "show", str(job)).stdout
+    assert document("jobs", "show", str(job))["job"]["sequence_key"] == HOSTILE
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["queues", "pause", HOSTILE], ["jobs", "list", "--kind", HOSTILE], [HOSTILE],
+        ["stats", "--schema", HOSTILE], ["stats", "--app", HOSTILE], ["stats", "--" + HOSTILE],
+        ["jobs", "show", HOSTILE], ["jobs", "reschedule", "1", "--at", HOSTILE],
+        ["stats", "--database-url", "sqlite:///" + HOSTILE], ["jobs", "list", "--state", HOSTILE],
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.usefixtures("hands")
+def test_a_refusal_repeats_nothing_that_a_terminal_obeys(words: list[str]) -> None:
+    result = CliRunner().invoke(main, words, color=True)
+    assert result.exit_code in (1, 2)
+    assert result.output.replace("\n", "").isprintable(), ascii(result.output)
 
 
 def test_show_tells_the_arguments_and_the_history(hands: Hands) -> None:

@@ -132,7 +132,7 @@ OPTIONS: Mapping[str, st.SearchStrategy[Any]] = {
     "timeout": mostly(DURATIONS),
     "tenant": mostly(TEXTS),
     "trace_id": mostly(TEXTS),
-    "headers": mostly(st.dictionaries(mostly(TEXTS), mostly(TEXTS), max_size=3)),
+    "headers": mostly(st.dictionaries(st.one_of(TEXTS, st.integers()), mostly(TEXTS), max_size=3)),
 }
 
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -12,9 +13,20 @@ from hypothesis import strategies as st
 
 from cyclone_sqla import CycloneError, Discard, JobFilter, Retry, Snooze
 from cyclone_sqla.clock import DatabaseClock
-from cyclone_sqla.lifecycle import TERMINAL
+from cyclone_sqla.lifecycle import TERMINAL, State
 from tests.databases import Database
-from tests.fuzz.nasty import EXAMPLES, OPTIONS, PLAIN, TEXTS, VALUES, broken, examples, options
+from tests.fuzz.nasty import (
+    EXAMPLES,
+    OPTIONS,
+    PLAIN,
+    TEXTS,
+    TIMES,
+    VALUES,
+    broken,
+    examples,
+    mostly,
+    options,
+)
 from tests.life.hands import DONE, Hands
 from tests.waiting import wait_until
 from tests.worker.site import Site
@@ -78,6 +90,24 @@ def look_at(hands: Hands, job_id: int) -> None:
             hands.cyclone.sequence(connection, job.sequence_key)
 
 
+def test_a_filter_is_refused_with_an_error_of_ours_or_finds_what_it_means(hands: Hands) -> None:
+    names = [field.name for field in fields(JobFilter)]
+    values = mostly(st.one_of(TEXTS, TIMES, st.sampled_from(list(State)), st.booleans()))
+    hands.enqueue()
+
+    @examples(60)
+    @given(wanted=st.dictionaries(st.sampled_from(names), values, max_size=3), after=mostly(PLAIN))
+    def look(wanted: dict[str, Any], after: Any) -> None:
+        try:
+            with broken(), hands.engine.connect() as connection:
+                hands.cyclone.jobs(connection, JobFilter(**wanted))
+                hands.cyclone.sequences(connection, after=after)
+        except CycloneError:
+            return
+
+    look()
+
+
 # ---- how runs end --------------------------------------------------------------------------------
 
 
@@ -114,6 +144,7 @@ def delays(draw: st.DrawFn) -> tuple[type[Retry | Snooze], Any]:
     return draw(st.sampled_from([Retry, Snooze])), draw(OPTIONS["process_in"])
 
 
+@pytest.mark.filterwarnings("ignore:Do not use the `random` module")  # as the worker does meanwhile
 def test_whatever_an_action_raises_or_returns_its_job_does_not_stay_running(
     database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -4,6 +4,7 @@ stays open until it is told to end.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from contextlib import ExitStack
 from datetime import timedelta
@@ -13,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from cyclone_sqla import Cyclone, Job, WorkerSettings, admission, operations
+from cyclone_sqla import Cyclone, Job, JobRef, WorkerSettings, admission, operations
 from cyclone_sqla.context import ClaimedJob
 from cyclone_sqla.dialects import Dialect
 from cyclone_sqla.lifecycle import TERMINAL
@@ -96,6 +97,9 @@ class Race:
             assert heads or not waiting, f"{key} has no head, and {waiting} wait for their turn"
             assert len(running) <= 1, f"{running} of {key} run together"
             assert set(running) <= set(heads), f"{running} of {key} run and are no heads"
+        active = [row for row in rows if row.state not in TERMINAL and row.unique_key is not None]
+        held = Counter((row.unique_key) for row in active)
+        assert not [key for key, holders in held.items() if holders > 1], f"held twice: {held}"
 
     def drain(self, worker: Worker) -> list[int]:
         """Run what is there to its end, as a lone worker does; the ids in order of their runs."""
@@ -139,8 +143,15 @@ class Application:
 
     def enqueue(self, key: str | None, **options: Any) -> int:
         """Enqueue a job of the key."""
-        ref = self._race.cyclone.enqueue(self.connection, "work", {}, sequence=key, **options)
-        return ref.id
+        return self.ask_for(key, **options).id
+
+    def ask_for(self, key: str | None, **options: Any) -> JobRef:
+        """The same; whether it was created, or another one holds its unique key."""
+        return self._race.cyclone.enqueue(self.connection, "work", {}, sequence=key, **options)
+
+    def rows(self) -> list[sa.Row[Any]]:
+        """The jobs with a key as its transaction sees them now."""
+        return rows_seen(self.connection)
 
     def act(self, verb: str, *target: Any, **options: Any) -> Any:
         """A person's verb."""
@@ -321,7 +332,7 @@ def rows_seen(connection: Connection, key: str | None = None) -> list[sa.Row[Any
     job: Any = Job.__table__
     look = sa.select(
         job.c.id, job.c.sequence_key, job.c.state, job.c.waits_for, job.c.admitted,
-        job.c.sequence_open, job.c.position, job.c.lease,
+        job.c.sequence_open, job.c.position, job.c.lease, job.c.unique_key,
     ).where(job.c.sequence_key.is_not(None))  # fmt: skip
     if key is not None:
         look = look.where(job.c.sequence_key == key)

@@ -31,12 +31,14 @@ from sqlalchemy.exc import DBAPIError
 from cyclone_sqla import CycloneError, DatabaseBusyError, Job
 from cyclone_sqla.context import ClaimedJob
 from cyclone_sqla.errors import (
+    DuplicateError,
     DuplicatePositionError,
     InvalidTransitionError,
     JobNotFoundError,
     SequenceGapError,
 )
 from cyclone_sqla.failures import Failure
+from cyclone_sqla.lifecycle import TERMINAL
 from cyclone_sqla.models import HistoryEntry, Sequence
 from cyclone_sqla.outcomes import (
     CancelledOutcome,
@@ -69,7 +71,13 @@ NUMBERED = "n"
 LINES = (*KEYS, NUMBERED)
 MODES = ("dead-letter", "skip", "halt")
 
-EXPECTED = (InvalidTransitionError, JobNotFoundError, DuplicatePositionError, SequenceGapError)
+EXPECTED = (
+    InvalidTransitionError,
+    JobNotFoundError,
+    DuplicateError,
+    DuplicatePositionError,
+    SequenceGapError,
+)
 """Answers that leave the transaction as it was."""
 
 EXAMPLES = int(os.environ.get("CYCLONE_TEST_EXAMPLES", "0"))
@@ -97,6 +105,15 @@ STEPS = st.one_of(
         key=st.sampled_from(KEYS),
         mode=MODE,
         delay=st.sampled_from([None, None, None, 30]),
+        stays_open=OPEN,
+    ),
+    step(
+        "produce_one_of_its_kind",
+        who=WHO,
+        key=st.sampled_from(KEYS),
+        unique=st.sampled_from(["u", "v"]),
+        mode=MODE,
+        on_duplicate=st.sampled_from(["raise", "return"]),
         stays_open=OPEN,
     ),
     step(
@@ -196,6 +213,30 @@ class Sequences(RuleBasedStateMachine):
             return
         with self._attempt(self.people[who], stays_open):
             self._enqueue(self.people[who], key, on_failure=mode, process_in=delay)
+
+    def produce_one_of_its_kind(
+        self, who: int, key: str, unique: str, mode: str, on_duplicate: str, stays_open: bool
+    ) -> None:
+        """It goes in unless an active job holds its unique key, and that one is named."""
+        person = self.people[who]
+        if not self.is_producing:
+            return
+        with self._attempt(person, stays_open):
+            options = {"unique": unique, "on_failure": mode, "on_duplicate": on_duplicate}
+            try:
+                ref = person.ask_for(key, max_attempts=2, **options)
+            except DuplicateError as exc:
+                self._judge_holder(person, unique, exc.job_id)
+                return
+            if not ref.created:
+                self._judge_holder(person, unique, ref.id)
+                return
+            self.model.enqueued(ref.id, key, None)
+            self.pending[person].append(ref.id)
+
+    def _judge_holder(self, person: Application, unique: str, job_id: int) -> None:
+        (holder,) = [row for row in person.rows() if row.id == job_id]
+        assert (holder.unique_key, holder.state in TERMINAL) == (unique, False), holder
 
     def produce_at_a_position(
         self, who: int, mode: str, ahead: int, reject_gap: bool, stays_open: bool

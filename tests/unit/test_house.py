@@ -18,6 +18,7 @@ _OF_ONE_MACHINE = re.compile(
     """,
     re.VERBOSE,
 )
+_UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
 _CATCH_ALLS = {"utils.py", "util.py", "helpers.py", "common.py", "misc.py"}
 
 
@@ -52,6 +53,21 @@ def test_no_file_knows_the_machine_it_was_written_on() -> None:
         if (found := _OF_ONE_MACHINE.search(path.read_text(errors="replace")))
     }
     assert strangers == {}
+
+
+def test_nothing_is_unpickled_and_no_text_becomes_code() -> None:
+    """What is in the database is data, whoever wrote it."""
+    found: list[str] = []
+    for path in _python_files("cyclone_sqla"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Import(names=names):
+                    found += [f"{path.name}: {name.name}" for name in names if name.name in _UNSAFE]
+                case ast.ImportFrom(module=str(module)) if module in _UNSAFE:
+                    found.append(f"{path.name}: {module}")
+                case ast.Call(func=ast.Name(id="eval" | "exec" | "compile" as name)):
+                    found.append(f"{path.name}: {name}()")
+    assert found == []
 
 
 def test_every_test_is_collected() -> None:

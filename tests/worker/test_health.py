@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
+import psutil
 import pytest
 from click.testing import CliRunner
 
@@ -267,3 +268,18 @@ def test_memory_is_looked_at_when_a_run_has_ended(monkeypatch: pytest.MonkeyPatc
 def test_what_is_no_size_is_refused(size: str) -> None:
     result = CliRunner().invoke(main, ["work", "--app", "jobs:cyclone", "--max-memory", size])
     assert (result.exit_code, "is no size of memory" in result.stderr) == (2, True)
+
+
+def test_a_process_that_keeps_too_much_memory_gives_way_when_its_runs_have_ended(app: App) -> None:
+    held = app.enqueue("hold", name="last")
+    with app.work("--max-memory", "400M") as process:
+        app.wait_begun("last")
+        app.enqueue("keep_memory", mebibytes=1)
+        process_memory = psutil.Process(process.pid).memory_info().rss
+        assert process_memory < 300 << 20
+        app.enqueue("keep_memory", mebibytes=400)
+        process.wait_for("has done its share: it uses")
+        late = app.enqueue("hold", name="late")
+        app.let_go("last")
+        assert process.exit_code() == 5
+    assert [app.job(job_id).state for job_id in (held, late)] == ["completed", "available"]
