@@ -2,12 +2,14 @@
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from cyclone_sqla import Context
+from cyclone_sqla.context import ClaimedJob
 from cyclone_sqla.outcomes import Completed, Discarded, GivenBack, Retried
 from cyclone_sqla.worker.runs import Interruption
 from tests.waiting import wait_until
@@ -35,6 +37,16 @@ def _no_thread_is_left() -> Any:
     wait_until(lambda: not _our_threads(), "earlier tests have ended their threads")
     yield
     wait_until(lambda: not _our_threads(), "all threads have ended")
+
+
+def when_finished(stage: Stage, jobs: list[ClaimedJob], act: Callable[[], None]) -> None:
+    """Act from another thread, once the outcomes of these jobs are known."""
+
+    def wait_and_act() -> None:
+        wait_until(lambda: all(stage.is_finished(job) for job in jobs), "they are finished")
+        act()
+
+    threading.Thread(target=wait_and_act, daemon=True).start()
 
 
 def test_stopping_an_idle_executor_is_quick_and_may_be_repeated() -> None:
@@ -86,7 +98,7 @@ def test_what_had_not_begun_is_given_back() -> None:
         running = stage.start(held.fn)
         held.wait_begun()
         waiting = [stage.start(flavoured("sync", lambda _: None)) for _ in range(3)]
-        threading.Timer(0.05, held.release.set).start()
+        when_finished(stage, waiting, held.release.set)
 
         assert stage.executor.stop(PATIENCE) == []
 
@@ -107,7 +119,7 @@ def test_async_runs_that_had_not_begun_are_given_back() -> None:
         blocking = stage.start(blocks_the_loop)
         assert blocked.wait(PATIENCE)
         waiting = stage.start(flavoured("async", calls.append))
-        threading.Timer(0.05, unblock.set).start()
+        when_finished(stage, [waiting], unblock.set)
 
         assert stage.executor.stop(PATIENCE) == []
 
