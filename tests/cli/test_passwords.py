@@ -160,6 +160,8 @@ def test_a_worker_at_its_most_talkative_hides_it_though_its_connections_are_lost
             app.enqueue("fail", text="it broke", max_attempts=1)
             process.wait_for("it broke")
             with psycopg.connect(_as_owner(server), autocommit=True) as connection:
+                listening = sql.SQL(LISTENING).format(sql.Literal(ROLE))
+                wait_until(lambda: connection.execute(listening).fetchone(), "it listens")
                 connection.execute(sql.SQL(TERMINATE).format(sql.Literal(ROLE)))
             process.wait_for("Listening for new jobs failed")
             process.wait_for("Listening for new jobs again")
@@ -167,6 +169,7 @@ def test_a_worker_at_its_most_talkative_hides_it_though_its_connections_are_lost
         assert _hides("\n".join(process.lines()))
 
 
+LISTENING = "SELECT 1 FROM pg_stat_activity WHERE usename = {} AND query LIKE 'LISTEN%'"
 TERMINATE = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = {}"
 
 

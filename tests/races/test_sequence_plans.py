@@ -12,6 +12,7 @@ from sqlalchemy import event
 
 from cyclone_sqla import Job, JobSpec, admission, operations
 from cyclone_sqla.dialects import Dialect
+from cyclone_sqla.dialects.floors import Floor
 from cyclone_sqla.dialects.postgresql import PostgresDialect
 from cyclone_sqla.statements import COMPLETED
 from tests.races.actors import Race
@@ -215,9 +216,11 @@ def test_what_a_turn_of_a_lone_head_is_made_of_looks_at_no_blocked_job(crowded: 
         served = {"kinds_kind": ["work"], "wanted_queue": ["default"], "wanted_slots": [4000]}
         released = {"released_id": [job.id], **served, **now}
         next_id, _ = worker.connection.execute(turns.next_to_claim, released).one()
+        no_floors = {f"floors_{name}": [] for name in Floor._fields}
         lease = {"claimed_by": "worker", "lease_length": timedelta(minutes=1)}
-        claim = turns.claim.returning(Job.id)
-        values = {**served, **lease, **now, "next_id": next_id}
+        values = {**served, **lease, **now, **no_floors}
+        claim_next, claim = turns.claim_next.returning(Job.id), turns.claim.returning(Job.id)
+        found.extend(worker.connection.scalars(claim_next, {**values, "next_id": next_id}))
         found.extend(worker.connection.scalars(claim, values))
 
     assert_flat(plans(crowded, turn), limit=100)

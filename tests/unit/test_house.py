@@ -72,7 +72,9 @@ def test_nothing_is_unpickled_and_no_text_becomes_code() -> None:
 
 def test_every_test_is_collected() -> None:
     modules = [
-        path for path in _python_files("tests") if not path.name.startswith(("test_", "bench_"))
+        path
+        for path in _python_files("tests")
+        if not path.name.startswith(("test_", "bench_", "scale_"))
     ]
     assert [path for path in modules if _defines_tests(path)] == []
 

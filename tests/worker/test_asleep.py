@@ -211,7 +211,7 @@ def test_a_head_whose_turn_comes_before_its_time_starts_when_that_has_come(
     with site.worker(poll=HOUR):
         first = site.enqueue("held", sequence="k")
         gate.await_arrival()
-        second = site.enqueue(sequence="k", process_in=1.0)
+        second = site.enqueue(sequence="k", process_in=3.0)
         wait_until(lambda: site.job(second).waits_for == "turn", "the second has its place")
         gate.open()
         site.wait_for(first, "completed")
