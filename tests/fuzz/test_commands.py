@@ -92,7 +92,7 @@ def queue(
 
 @pytest.mark.usefixtures("queue")
 def test_a_command_ends_with_a_code_and_tells_nothing_that_a_terminal_obeys() -> None:
-    @examples(60)
+    @examples(25)
     @given(words=lines(commands(*ON_THE_QUEUE)))
     def call(words: list[str]) -> None:
         result = CliRunner().invoke(main, words, color=True)
@@ -105,7 +105,7 @@ def test_a_command_ends_with_a_code_and_tells_nothing_that_a_terminal_obeys() ->
 
 
 def test_the_command_line_of_a_process_is_read_or_refused() -> None:
-    @examples(100)
+    @examples(40)
     @given(words=lines(commands(*LONG_LIVED)))
     def read(words: list[str]) -> None:
         name, *rest = words
@@ -123,7 +123,7 @@ def test_a_setting_is_taken_or_refused() -> None:
     names = [field.name for field in fields(WorkerSettings)]
     values = st.one_of(LEAVES, st.dictionaries(TEXTS, LEAVES, max_size=2))
 
-    @examples(100)
+    @examples(40)
     @given(given_=st.dictionaries(st.sampled_from(names), values, max_size=4))
     def make(given_: dict[str, Any]) -> None:
         try:
@@ -136,7 +136,7 @@ def test_a_setting_is_taken_or_refused() -> None:
 
 
 def test_a_name_of_a_schema_is_taken_or_refused() -> None:
-    @examples(100)
+    @examples(40)
     @given(name=mostly(TEXTS))
     def check(name: Any) -> None:
         try:

@@ -25,7 +25,7 @@ SHORT = st.one_of(TEXTS, st.text(min_size=1, max_size=8))
 def test_a_queue_lives_in_a_schema_of_any_name_that_is_not_refused(database: Database) -> None:
     engine = database.engine()
 
-    @examples(12)
+    @examples(6)
     @given(name=SHORT)
     def live(name: str) -> None:
         try:

@@ -49,7 +49,7 @@ def test_an_enqueue_is_refused_with_an_error_of_ours_or_its_job_can_be_claimed(
 ) -> None:
     outcomes = {"refused": 0, "claimed": 0}
 
-    @examples(150)
+    @examples(110)
     @given(kind=st.one_of(PLAIN, TEXTS), arguments=VALUES, options=options())
     def enqueue(kind: Any, arguments: Any, options: dict[str, Any]) -> None:
         try:
@@ -95,7 +95,7 @@ def test_a_filter_is_refused_with_an_error_of_ours_or_finds_what_it_means(hands:
     values = mostly(st.one_of(TEXTS, TIMES, st.sampled_from(list(State)), st.booleans()))
     hands.enqueue()
 
-    @examples(60)
+    @examples(25)
     @given(wanted=st.dictionaries(st.sampled_from(names), values, max_size=3), after=mostly(PLAIN))
     def look(wanted: dict[str, Any], after: Any) -> None:
         try:
@@ -165,7 +165,7 @@ def test_whatever_an_action_raises_or_returns_its_job_does_not_stay_running(
     site.action(act, kind="sync")
     site.action(act_async, kind="async")
 
-    @examples(60)
+    @examples(25)
     @given(kind=st.sampled_from(["sync", "async"]), end=st.one_of(errors(), delays(), VALUES))
     def run(kind: str, end: Any) -> None:
         ends.append(end)
