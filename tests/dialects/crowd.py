@@ -14,8 +14,8 @@ from cyclone_sqla.worker.maintenance import Pruner
 from cyclone_sqla.worker.rhythm import Rhythm
 from tests.life.hands import BROKE, DONE, FAILED, HOPELESS, NOT_NOW, Hands
 
-CROWD = 60_000
-WALL = 200_000
+CROWD = 30_000
+WALL = 100_000
 
 DAY = timedelta(days=1)
 
