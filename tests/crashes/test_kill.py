@@ -112,7 +112,7 @@ def freeze(process: ForkServerProcess) -> None:
     ("count", "least_kills"),
     [
         pytest.param(400, 1, id="small"),
-        pytest.param(5_000, 10, id="full", marks=pytest.mark.soak),
+        pytest.param(7_000, 10, id="full", marks=pytest.mark.soak),
     ],
 )
 def test_every_job_ends_once_though_a_worker_is_killed_every_moment(
