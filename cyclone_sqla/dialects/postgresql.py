@@ -7,7 +7,7 @@ from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy import BigInteger, Connection, Engine, Text, bindparam, event, func, select
@@ -400,8 +400,8 @@ class PostgresDialect(Dialect):
         kinds = self.syntax.rows("kinds", {"kind": Text()})
         floors = self.syntax.rows("floors", _FLOORS)
         floor = sa.tuple_(
-            func.coalesce(floors.c.priority, _LOWEST.priority),
-            func.coalesce(floors.c.id, _LOWEST.id),
+            func.coalesce(floors.c.priority, _LOWEST_PRIORITY),
+            func.coalesce(floors.c.id, _LOWEST_ID),
         )
         of_kind = (
             select(job.c.id, job.c.priority)
@@ -451,17 +451,8 @@ _FLOORS: Columns = {
     "queue": Text(), "kind": Text(), "priority": sa.SmallInteger(), "id": BigInteger(),
 }  # fmt: skip
 
-
-class _Lowest(NamedTuple):
-    priority: sa.ColumnElement[int]
-    id: sa.ColumnElement[int]
-
-
-_LOWEST = _Lowest(
-    sa.literal_column("(-32768)::smallint", sa.SmallInteger()),
-    sa.literal_column("(-9223372036854775808)::bigint", BigInteger()),
-)
-"""Below every job."""
+_LOWEST_PRIORITY = sa.literal_column("(-32768)::smallint", sa.SmallInteger())
+_LOWEST_ID = sa.literal_column("(-9223372036854775808)::bigint", BigInteger())
 
 _LOCK_SEQUENCE = select(
     func.pg_advisory_xact_lock(func.hashtextextended(bindparam("name", type_=Text()), 0))

@@ -7,6 +7,8 @@ from typing import Self
 
 from sqlalchemy import make_url
 
+from tests.servers.sockets import hang_up
+
 
 class SilentProxy:
     """Forwards to the server of `url`, until it is told to be silent.
@@ -33,7 +35,7 @@ class SilentProxy:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        _hang_up(self._door)
+        hang_up(self._door)
         self.hang_up()
 
     @property
@@ -59,7 +61,7 @@ class SilentProxy:
             sockets, self._sockets = self._sockets, []
             self._passing.clear()
         for each in sockets:
-            _hang_up(each)
+            hang_up(each)
 
     def _accept(self) -> None:
         while True:
@@ -90,13 +92,4 @@ class SilentProxy:
         except OSError:
             return  # it was hung up
         finally:
-            _hang_up(target)
-
-
-def _hang_up(each: socket.socket) -> None:
-    try:
-        each.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return  # the other side was faster
-    finally:
-        each.close()
+            hang_up(target)

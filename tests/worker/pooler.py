@@ -9,6 +9,8 @@ from typing import Self
 
 from sqlalchemy import make_url
 
+from tests.servers.sockets import hang_up
+
 _POOLERS_PID = 4_242_424
 _HEADER = struct.Struct("!cI")
 
@@ -37,7 +39,7 @@ class Pooler:
         traceback: TracebackType | None,
     ) -> None:
         for each in [self._door, *self._sockets]:
-            _hang_up(each)
+            hang_up(each)
 
     @property
     def url(self) -> str:
@@ -63,7 +65,7 @@ class Pooler:
                     body = struct.pack("!I", _POOLERS_PID) + body[4:]
                 if kind != b"A" or self._forwards_notifications:
                     client.sendall(header + body)
-        _hang_up(client)
+        hang_up(client)
 
     def _start(self, work: Callable[[], None]) -> None:
         threading.Thread(target=_until_hung_up, args=(work,), daemon=True).start()
@@ -79,13 +81,4 @@ def _until_hung_up(work: Callable[[], None]) -> None:
 def _copy(source: socket.socket, target: socket.socket) -> None:
     while data := source.recv(65536):
         target.sendall(data)
-    _hang_up(target)
-
-
-def _hang_up(each: socket.socket) -> None:
-    try:
-        each.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return  # the other side was faster
-    finally:
-        each.close()
+    hang_up(target)
