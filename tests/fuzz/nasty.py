@@ -109,6 +109,10 @@ VALUES = st.recursive(
 """What may be given as an argument, or returned."""
 
 
+CALM = st.one_of(st.none(), st.booleans(), st.integers(-1000, 1000), PLAIN, st.lists(PLAIN))
+"""What may be given as an argument without a thought."""
+
+
 def mostly(sensible: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     """Seldom something else altogether, or so many options are never right together."""
     return st.one_of(sensible, sensible, sensible, sensible, sensible, TEXTS, NUMBERS, ODD)
@@ -138,6 +142,8 @@ OPTIONS: Mapping[str, st.SearchStrategy[Any]] = {
 
 @st.composite
 def options(draw: st.DrawFn) -> dict[str, Any]:
-    """A few of an enqueue's options."""
+    """None, or a few of an enqueue's options."""
+    if draw(st.booleans()):
+        return {}
     names = draw(st.lists(st.sampled_from(sorted(OPTIONS)), max_size=5, unique=True))
     return {name: draw(OPTIONS[name]) for name in names}
