@@ -26,11 +26,19 @@ NOTIFY = text(
 )
 """Tells the listeners of PostgreSQL about any number of queues in one round trip."""
 
+_HINT = text(
+    "SELECT set_config('synchronous_commit', 'off', true), pg_notify(channel, queue)"
+    " FROM unnest(CAST(:channels AS text[]), CAST(:queues AS text[])) AS hint(channel, queue)"
+)
+"""The same as a transaction of its own, which need not outlive the server: no flush to disk."""
+
 _SPACING = 0.002
 """Seconds between two statements of one sender."""
 
-_LOOK = 0.001
-"""Seconds between two looks at a commit that has not returned."""
+_SHORTEST_LOOK = 0.0001
+_LONGEST_LOOK = 0.001
+"""Seconds between two looks at a commit that has not returned: the first soon, the next ever later.
+"""
 
 _IDLE = 60.0
 """Seconds without a hint after which a sender gives its connection and its thread back."""
@@ -114,9 +122,9 @@ class NotifySender:
 
     def send_after(self, transaction: Transaction, hints: Collection[Hint]) -> None:
         """Send as soon as the commit of ``transaction``, which is under way, has returned."""
-        until = time.monotonic() + _LONGEST_COMMIT
+        began = time.monotonic()
         with self._changed:
-            self._committing.append(_Committing(transaction, hints, until))
+            self._committing.append(_Committing(transaction, hints, began))
             self._wake()
 
     def close(self, timeout: float = _EXIT_WITHIN) -> None:
@@ -189,18 +197,23 @@ class NotifySender:
         idle_at = time.monotonic() + _IDLE
         with self._changed:
             while True:
-                self._take_ended_commits()
-                left = idle_at - time.monotonic()
+                now = time.monotonic()
+                self._take_ended_commits(now)
+                left = idle_at - now
                 if self._hints or (not self._committing and (self._leaving or left <= 0)):
                     hints, self._hints = self._hints, set()
                     return hints
-                self._changed.wait(_LOOK if self._committing else left)
+                self._changed.wait(self._next_look(now) if self._committing else left)
 
-    def _take_ended_commits(self) -> None:
-        now = time.monotonic()
+    def _next_look(self, now: float) -> float:
+        """Seconds: as long as the latest commit takes already, within bounds."""
+        taken = now - self._committing[-1].began
+        return min(max(taken, _SHORTEST_LOOK), _LONGEST_LOOK)
+
+    def _take_ended_commits(self, now: float) -> None:
         for commit in self._committing[:]:
             # The committing thread clears the flag once its commit has returned, error or not.
-            if not commit.transaction.is_active or now > commit.until:
+            if not commit.transaction.is_active or now > commit.began + _LONGEST_COMMIT:
                 self._committing.remove(commit)
                 self._hints.update(commit.hints)
 
@@ -229,7 +242,7 @@ class NotifySender:
 
     def _speak(self, hints: set[Hint]) -> None:
         channels, queues = zip(*hints, strict=True)
-        self._connected().execute(NOTIFY, channels=list(channels), queues=list(queues))
+        self._connected().execute(_HINT, channels=list(channels), queues=list(queues))
 
     def _connected(self) -> OwnConnection:
         if self._connection is None:
@@ -259,11 +272,11 @@ class NotifySender:
 
 
 class _Committing(NamedTuple):
-    """Hints that wait for a commit to return, or for ``until`` on the monotonic clock."""
+    """Hints that wait for a commit to return, which ``began`` then on the monotonic clock."""
 
     transaction: Transaction
     hints: Collection[Hint]
-    until: float
+    began: float
 
 
 _notify_senders: weakref.WeakKeyDictionary[Pool, NotifySender] = weakref.WeakKeyDictionary()

@@ -505,7 +505,9 @@ class Claiming:
 
 def claim(connection: Connection, dialect: Dialect, wanted: Claiming) -> list[ClaimedJob]:
     """Take jobs, of each queue by priority and id."""
-    return _all_claimed(dialect.claim(connection, wanted.slots, wanted.params))
+    slots, params = wanted.slots, wanted.params
+    turn = dialect.take_turn(connection, (), slots, params, hands_over=False, only_next=False)
+    return _all_claimed(dialect.claim(connection, slots, params) if turn is None else turn.claimed)
 
 
 def claim_this(

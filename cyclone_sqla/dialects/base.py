@@ -251,9 +251,9 @@ class Dialect(ABC):
     ) -> Turn | None:
         """Settle runs that returned, hand on, and claim, by one call; None where it can't be had.
 
-        ``steps`` are those that would do the first two. One that ``hands_over`` gives the next in
-        line of a lone head to this worker without asking who else waits; then, with ``only_next``,
-        it claims no other.
+        ``steps`` are those that would do the first two; none if no run has ended. One that
+        ``hands_over`` gives the next in line of a lone head to this worker without asking who else
+        waits; then, with ``only_next``, it claims no other.
         """
         return None
 

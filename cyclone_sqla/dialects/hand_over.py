@@ -45,6 +45,11 @@ _PARAMETERS = {
     "now": "timestamptz",
 }
 
+NOTHING_ENDED: Mapping[str, Sequence[Any]] = {
+    "done_id": [], "done_lease": [], "done_result": [], "released_id": [],
+}  # fmt: skip
+"""The values of a turn that settles nothing."""
+
 _VARIABLES = {*_PARAMETERS, "next_id"}
 """The bound values of the statements that are the function's own, by their names there."""
 
@@ -128,9 +133,11 @@ DECLARE
     _next_queue text;
     _count bigint;
 BEGIN
-    WITH done AS ({_text(self.complete)})
-    SELECT array_agg(done.id), bool_or(done.position IS NOT NULL)
-    INTO settled, _is_numbered FROM done;
+    IF cardinality(_done_id) > 0 THEN
+        WITH done AS ({_text(self.complete)})
+        SELECT array_agg(done.id), bool_or(done.position IS NOT NULL)
+        INTO settled, _is_numbered FROM done;
+    END IF;
 
     IF cardinality(_released_id) > 0 AND settled IS NOT NULL THEN
         IF _is_numbered THEN

@@ -30,7 +30,7 @@ from cyclone_sqla.dialects.base import (
     session_pool,
 )
 from cyclone_sqla.dialects.floors import Floor, Floors
-from cyclone_sqla.dialects.hand_over import TurnFunction
+from cyclone_sqla.dialects.hand_over import NOTHING_ENDED, TurnFunction
 from cyclone_sqla.dialects.pipeline import BEGIN, Pipeline, is_between_transactions
 from cyclone_sqla.errors import ConfigurationError, TransactionError
 from cyclone_sqla.hint_senders import (
@@ -299,7 +299,7 @@ class PostgresDialect(Dialect):
         # where others are.
         floors = None if hands_over and len(steps) > 1 else connection.info.get(FLOORS)
         values: dict[str, Any] = {
-            "released_id": [], "hands_over": hands_over, "only_next": only_next,
+            **NOTHING_ENDED, "hands_over": hands_over, "only_next": only_next,
         }  # fmt: skip
         for step in (*steps, self._claiming(slots, params, floors)):
             values |= step.params

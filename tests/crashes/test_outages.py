@@ -236,16 +236,39 @@ def watch_cursors(engine: Engine, kind: type[psycopg.Cursor[Any]]) -> None:
         connection.cursor_factory = kind
 
 
-def lose_reply(engine: Engine, beginning: str, *, times: int = 1) -> list[str]:
+TURN = "SELECT * FROM pg_temp.cyclone_turn"
+
+Which = Callable[[str, Any], bool]
+"""Says of a statement's text and values whether it is meant."""
+
+
+def is_claim(sql: str, values: Any) -> bool:
+    """Alone, or as a turn that settles nothing."""
+    is_turn = sql.startswith("SELECT * FROM pg_temp.cyclone_turn")
+    return (
+        values[0] == "{}" if is_turn else sql.startswith("UPDATE cyclone_job SET state='running'")
+    )
+
+
+def is_settling_turn(sql: str, values: Any) -> bool:
+    return sql.startswith(TURN) and values[0] != "{}"
+
+
+def is_commit(sql: str, _values: Any) -> bool:
+    return sql == "COMMIT"
+
+
+def lose_reply(engine: Engine, which: Which, *, times: int = 1) -> list[str]:
     """Let the replies to such statements get lost, with the connection, after their commit."""
     lost: list[str] = []
 
     class Cursor(psycopg.Cursor[Any]):
         text = ""
+        values: Any = None
 
-        def execute(self, query: Any, *args: Any, **kwargs: Any) -> Self:
-            self.text = str(query)
-            super().execute(query, *args, **kwargs)
+        def execute(self, query: Any, params: Any = None, **kwargs: Any) -> Self:
+            self.text, self.values = str(query), params
+            super().execute(query, params, **kwargs)
             if query == "COMMIT":
                 self.drop()
             return self
@@ -255,7 +278,7 @@ def lose_reply(engine: Engine, beginning: str, *, times: int = 1) -> list[str]:
             return super().fetchall()
 
         def drop(self) -> None:
-            if self.text.lstrip().startswith(beginning) and len(lost) < times:
+            if which(self.text, self.values) and len(lost) < times:
                 lost.append(self.text)
                 self.connection.close()
                 raise psycopg.OperationalError("the reply was lost")
@@ -270,26 +293,23 @@ def site(postgresql_database: Database) -> Site:
 
 
 @contextmanager
-def unlucky_worker(site: Site, beginning: str, **settings: object) -> Iterator[Worker]:
+def unlucky_worker(site: Site, which: Which, **settings: object) -> Iterator[Worker]:
     """A worker that loses the reply to the first such statement."""
     engine = site.database.engine(pool_size=6)
-    lost = lose_reply(engine, beginning)
+    lost = lose_reply(engine, which)
     settings = {"poll": 0.05, "lease": 600.0, **settings}
     with Worker(site.cyclone, WorkerSettings(**settings), engine=engine) as worker:  # type: ignore[arg-type]
         yield worker
     assert len(lost) == 1
 
 
-CLAIM = "UPDATE cyclone_job SET state='running'"
-TURN = "SELECT * FROM pg_temp.cyclone_turn"
-
-
+@pytest.mark.parametrize("prepare", [True, False])
 def test_jobs_whose_claim_was_not_answered_are_given_back_with_their_attempt(
-    site: Site, caplog: pytest.LogCaptureFixture
+    site: Site, prepare: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     site.action(nothing)
     ids = site.enqueue_many(12, max_attempts=1)
-    with unlucky_worker(site, CLAIM, queues={"default": 5}):
+    with unlucky_worker(site, is_claim, queues={"default": 5}, prepare=prepare):
         site.wait_until_all_are("completed")
 
     rows = [site.job(job_id) for job_id in ids]
@@ -311,7 +331,7 @@ def test_an_end_whose_commit_was_not_answered_is_not_reported_as_a_lost_lease(
 
     site.action(work, backoff=Constant(3_600), max_attempts=1 if ending == "discards" else 5)
     job_id = site.enqueue()
-    statement = TURN if ending == "returns" else "COMMIT"
+    statement = is_settling_turn if ending == "returns" else is_commit
     state = {"returns": "completed", "fails": "pending", "discards": "discarded"}[ending]
     with unlucky_worker(site, statement):
         site.wait_for(job_id, state)
@@ -346,17 +366,16 @@ def test_a_connection_whose_server_went_in_the_middle_of_a_pipeline_is_not_used_
 
 
 @pytest.mark.parametrize("state", ["40001", "40P01", "55P03"])
-@pytest.mark.parametrize("statement", ["claim", "settle"])
+@pytest.mark.parametrize("which", [is_claim, is_settling_turn])
 def test_a_deadlock_or_serialization_failure_is_run_again_and_is_no_outage(
-    site: Site, state: str, statement: str, caplog: pytest.LogCaptureFixture
+    site: Site, state: str, which: Which, caplog: pytest.LogCaptureFixture
 ) -> None:
-    beginning = CLAIM if statement == "claim" else TURN
     engine = site.database.engine(pool_size=6)
     failed: list[str] = []
 
     class Cursor(psycopg.Cursor[Any]):
         def execute(self, query: Any, params: Any = None, **kwargs: Any) -> Self:
-            if str(query).lstrip().startswith(beginning) and len(failed) < 3:
+            if which(str(query), params) and len(failed) < 3:
                 failed.append(str(query))
                 query, params = f"DO $$ BEGIN RAISE SQLSTATE '{state}'; END $$", None
             return super().execute(query, params, **kwargs)

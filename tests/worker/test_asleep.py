@@ -81,18 +81,18 @@ def test_a_job_that_was_locked_at_the_moment_of_the_look_does_not_wait_for_the_p
     looks_in_vain: list[int] = []
     with site.engine.connect() as other, site.worker(poll=HOUR):
         sleep.wait_until_deep()
-        claim = PostgresDialect.claim
+        take_turn = PostgresDialect.take_turn
 
-        def claim_beside_a_lock(*args: Any) -> Any:
+        def look_beside_a_lock(*args: Any, **options: Any) -> Any:
             if looks_in_vain:
-                return claim(*args)
+                return take_turn(*args, **options)
             locked = other.execute(sa.text("SELECT id FROM cyclone_job FOR UPDATE")).all()
-            claimed = claim(*args)
+            turn = take_turn(*args, **options)
             other.rollback()
-            looks_in_vain.extend(row.id for row in locked if not claimed)
-            return claimed
+            looks_in_vain.extend(row.id for row in locked if not turn.claimed)
+            return turn
 
-        monkeypatch.setattr(PostgresDialect, "claim", claim_beside_a_lock)
+        monkeypatch.setattr(PostgresDialect, "take_turn", look_beside_a_lock)
         job_id = site.enqueue()
         site.wait_for(job_id, "completed")
     assert looks_in_vain == [job_id]
@@ -233,7 +233,7 @@ def test_a_head_whose_claim_was_not_answered_runs_in_its_place_without_a_burnt_a
 
     def lose_a_reply(self: Any, connection: sa.Connection, *args: Any, **options: Any) -> Any:
         answer = take_turn(self, connection, *args, **options)
-        if answer is not None and answer.claimed and not lost:
+        if answer is not None and answer.settled and answer.claimed and not lost:
             lost.extend(row.id for row in answer.claimed)
             driver: Any = connection.connection.driver_connection
             driver.close()
