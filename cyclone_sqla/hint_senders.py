@@ -32,8 +32,11 @@ _HINT = text(
 )
 """The same as a transaction of its own, which need not outlive the server: no flush to disk."""
 
-_SPACING = 0.002
-"""Seconds between two statements of one sender."""
+_SHORTEST_SPACING = 0.002
+_LONGEST_SPACING = 0.008
+"""Seconds between two statements of one sender: longer while more hints wait each time, for workers
+in such a stream are awake.
+"""
 
 _SHORTEST_LOOK = 0.0001
 _LONGEST_LOOK = 0.001
@@ -94,8 +97,9 @@ class NotifySender:
     """Sends hints to the listeners of one PostgreSQL database, from a daemon thread.
 
     The first hint starts the thread. It opens an :class:`OwnConnection`, collects what comes in and
-    sends it in one statement, at most one per two milliseconds. After a minute without hints the
-    connection and the thread are gone again, and at once when the engine is disposed of.
+    sends it in one statement, at most one per two milliseconds, or eight while they stream in.
+    After a minute without hints the connection and the thread are gone again, and at once when the
+    engine is disposed of.
     """
 
     _changed: threading.Condition
@@ -103,6 +107,7 @@ class NotifySender:
     _hints: set[Hint]
     _committing: list[_Committing]
     _leaving: bool
+    _spacing: float
     _thread: threading.Thread | None
 
     def __init__(self, pool: Pool, dialect: Dialect) -> None:
@@ -115,7 +120,7 @@ class NotifySender:
         weakref.finalize(pool, self.leave).atexit = False
 
     def send(self, hints: Collection[Hint]) -> None:
-        """Send soon: within two milliseconds, while the connection is there."""
+        """Send soon: within milliseconds, while the connection is there."""
         with self._changed:
             self._hints.update(hints)
             self._wake()
@@ -169,6 +174,7 @@ class NotifySender:
         self._committing = []
         self._leaving = False
         self._thread = None
+        self._spacing = _SHORTEST_SPACING
 
     def _wake(self) -> None:
         if self._thread is not None:
@@ -238,7 +244,14 @@ class NotifySender:
                 self._back_off(error, set() if is_connected else hints)
         else:
             self._outage.over()
-            time.sleep(_SPACING)
+            self._pause()
+
+    def _pause(self) -> None:
+        time.sleep(self._spacing)
+        with self._changed:
+            is_stream = bool(self._hints or self._committing)
+        longer = min(2 * self._spacing, _LONGEST_SPACING)
+        self._spacing = longer if is_stream else _SHORTEST_SPACING
 
     def _speak(self, hints: set[Hint]) -> None:
         channels, queues = zip(*hints, strict=True)

@@ -9,11 +9,14 @@ comes through :class:`Syntax`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import cached_property
 from typing import Any, Protocol
 
 import sqlalchemy as sa
 from sqlalchemy import BigInteger, ColumnElement, Text, bindparam, func, select
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
 
 from cyclone_sqla import lifecycle as life
 from cyclone_sqla.lifecycle import State, Transition, WaitsFor
@@ -787,14 +790,43 @@ class Statements(StatementSet):
 
 def plus(time: ColumnElement[Any], duration: ColumnElement[Any]) -> ColumnElement[Any]:
     """A time later by a duration; NULL without one."""
-    return sa.type_coerce(time.op("+")(duration), Timestamp())
+    return _Later(time, duration)
 
 
 def minus(time: ColumnElement[Any], duration: ColumnElement[Any]) -> ColumnElement[Any]:
     """A time earlier by a duration."""
-    return sa.type_coerce(time.op("-")(duration), Timestamp())
+    return _Earlier(time, duration)
 
 
 def minus_time(later: ColumnElement[Any], earlier: ColumnElement[Any]) -> ColumnElement[Any]:
     """The duration between two times; NULL without one of them."""
     return sa.type_coerce(later.op("-")(earlier), Duration())
+
+
+class _Later(FunctionElement[datetime]):
+    """A time moved by a duration whose days have 24 hours, wherever the session's zone is: drivers
+    send a timedelta as days and seconds, and a day of the zone may have 23 or 25.
+    """
+
+    inherit_cache = True
+    type = Timestamp()
+    sign = "+"
+
+
+class _Earlier(_Later):
+    inherit_cache = True
+    sign = "-"
+
+
+@compiles(_Later)
+@compiles(_Earlier)
+def _add(element: _Later, compiler: Any, **kw: Any) -> str:
+    time, duration = (compiler.process(each, **kw) for each in element.clauses)
+    return f"({time} {element.sign} {duration})"
+
+
+@compiles(_Later, "postgresql")
+@compiles(_Earlier, "postgresql")
+def _add_in_utc(element: _Later, compiler: Any, **kw: Any) -> str:
+    time, duration = (compiler.process(each, **kw) for each in element.clauses)
+    return f"timezone('UTC', timezone('UTC', {time}) {element.sign} {duration})"
