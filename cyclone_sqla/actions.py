@@ -81,6 +81,7 @@ class Enqueueable(Generic[P]):
         self._encode = encode
         self._fields = fields
         self._producer = producer
+        self._blank = JobSpec(kind=kind, arguments="", **fields)
 
     @overload
     def enqueue(self, target: SyncTarget, /, *args: P.args, **kwargs: P.kwargs) -> JobRef: ...
@@ -122,7 +123,7 @@ class Enqueueable(Generic[P]):
         kwargs: dict[str, Any],
         target: SyncTarget | AsyncTarget | None,
     ) -> JobSpec:
-        return JobSpec(kind=self.kind, arguments=self._encode(args, kwargs, target), **self._fields)
+        return self._blank.carrying(self._encode(args, kwargs, target))
 
 
 class BoundAction(Enqueueable[P]):

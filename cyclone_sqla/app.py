@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -226,7 +225,7 @@ class Cyclone(BulkControl, Reading):
         """
         specs = [self._settled_spec(spec) for spec in jobs]
         if on_duplicate is not None:
-            specs = [dataclasses.replace(spec, on_duplicate=on_duplicate) for spec in specs]
+            specs = [spec._replace(on_duplicate=on_duplicate) for spec in specs]
 
         def work(connection: Connection, session: Session | None) -> list[JobRef]:
             if not specs:
@@ -265,7 +264,7 @@ class Cyclone(BulkControl, Reading):
         """The job with the keys of the rows that the session has inserted by now."""
         text = cast("Draft", spec.arguments).completed()
         check_size(spec.kind, text, self.max_payload)
-        return dataclasses.replace(spec, arguments=text)
+        return spec._replace(arguments=text)
 
     def _settled_spec(self, spec: JobSpec) -> JobSpec:
         """The job as it will be stored: of bearable size, its sequence's failure mode settled."""
@@ -279,7 +278,7 @@ class Cyclone(BulkControl, Reading):
         if spec.sequence is None or spec.on_failure is not None:
             return spec
         mode = self.on_failure(spec) if callable(self.on_failure) else self.on_failure
-        return dataclasses.replace(spec, **check_options({"on_failure": mode}))
+        return spec._replace(**check_options({"on_failure": mode}))
 
     def _hint(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -52,6 +52,7 @@ from cyclone_sqla.outcomes import (
     Retried,
     Snoozed,
 )
+from cyclone_sqla.statements import NewJob
 
 T = TypeVar("T")
 
@@ -128,7 +129,7 @@ def _insert_or_find(
         dialect.lock_sequence(connection, spec.sequence or "")
     if spec.position is not None:
         _check_position(connection, dialect, spec)
-    values = {**_values(spec, origin), "now": dialect.now()}
+    values = {**_values(spec, origin), "arguments": spec.arguments, "now": dialect.now()}
     if all(values[name] is None for name in _OF_THE_REST):
         plain = {name: values[name] for name in _OF_A_PLAIN_JOB}
         return _created(spec, connection.execute(dialect.sql.insert_plain, plain).one())
@@ -295,7 +296,7 @@ def _enqueue_all(
     with _giving_back(connection, dialect, taken):
         refs = _insert_all(connection, dialect, new, origin)
     _name_keys(connection, dialect, {key: refs[i].id for key, i in taken.items()})
-    known |= {key: replace(refs[i], created=False) for key, i in taken.items()}
+    known |= {key: refs[i]._replace(created=False) for key, i in taken.items()}
     return [refs[i] if i in refs else known[keys[i]] for i in range(len(specs))]
 
 
@@ -326,7 +327,7 @@ def _insert_all(
         raise _KeyFreed
     held |= _holders_met(connection, dialect, [keys[i] for i in missing])
     _refuse_duplicates(specs, keys, held)
-    held |= {key: replace(refs[i], created=False) for key, i in firsts.items() if i in refs}
+    held |= {key: refs[i]._replace(created=False) for key, i in firsts.items() if i in refs}
     _number_sequences(connection, dialect, [specs[i] for i in refs])
     return {i: refs[i] if i in refs else held[keys[i]] for i in specs}
 
@@ -357,31 +358,47 @@ def _insert_rows(
     origin: str | None,
 ) -> dict[int, JobRef]:
     """Rows go in in the order of their keys: two bulk enqueues never deadlock on them."""
-    has_keys = any(s.unique is not None or s.position is not None for _, s in new.values())
-    insert = dialect.sql.insert_many_unless_held if has_keys else dialect.sql.insert_many
-    rows = [(job_id, *_values(spec, origin).values()) for job_id, spec in new.values()]
+    jobs = list(new.values())
+    insert = dialect.sql.insert_many
+    if any(spec.unique is not None or spec.position is not None for _, spec in jobs):
+        insert = dialect.sql.insert_many_unless_held
+        jobs.sort(key=_order_of_keys)
     states: dict[int, State] = {}
-    for batch in _batches(sorted(rows, key=_order_of_row)):
-        bound = dialect.syntax.bind("jobs", statements.NUMBERED_JOB, batch)
-        inserted = connection.execute(insert, {**bound, "now": dialect.now()})
-        states |= {row.id: State(row.state) for row in inserted}
+    for batch in _batches(_rows_of(jobs, origin)):
+        bound = dialect.syntax.bind_jobs("jobs", statements.NUMBERED_JOB, batch)
+        inserted: Rows = connection.execute(insert, {**bound, "now": dialect.now()}).all()
+        states |= {job_id: _STATES[state] for job_id, state in inserted}
     return {
-        i: JobRef(job_id, spec.kind, spec.queue, created=True, state=states[job_id])
+        i: JobRef(job_id, spec.kind, spec.queue, True, states[job_id])
         for i, (job_id, spec) in new.items()
         if job_id in states
     }
 
 
-def _batches(rows: Sequence[Sequence[Any]]) -> Generator[Sequence[Sequence[Any]]]:
+def _order_of_keys(job: tuple[int, JobSpec]) -> tuple[str, str, int]:
+    job_id, spec = job
+    return spec.kind, spec.unique or "", job_id
+
+
+def _rows_of(jobs: Iterable[tuple[int, JobSpec]], origin: str | None) -> Generator[NewJob]:
+    kind, rest, shared = "", tuple[object, ...](), dict[str, Any]()
+    for job_id, spec in jobs:
+        if spec.kind != kind or spec.rest != rest:
+            kind, rest, shared = spec.kind, spec.rest, _values(spec, origin)
+        yield NewJob(job_id, spec.arguments, shared)
+
+
+def _batches(rows: Iterable[NewJob]) -> Generator[list[NewJob]]:
     """Rows for one INSERT each: few and small enough for its parameters."""
-    start, size = 0, 0
-    for end, row in enumerate(rows):
-        size += len(row[_ARGUMENTS])
-        if end - start == INSERT_BATCH or (size > INSERT_SIZE and end > start):
-            yield rows[start:end]
-            start, size = end, len(row[_ARGUMENTS])
-    if rows:
-        yield rows[start:]
+    batch, size = list[NewJob](), 0
+    for row in rows:
+        size += len(row.arguments)
+        if batch and (len(batch) == INSERT_BATCH or size > INSERT_SIZE):
+            yield batch
+            batch, size = [], len(row.arguments)
+        batch.append(row)
+    if batch:
+        yield batch
 
 
 INSERT_BATCH = 5_000
@@ -392,13 +409,7 @@ INSERT_SIZE = 16 * 1024 * 1024
 than 1 GB, and the driver makes copies of it.
 """
 
-_KIND, _UNIQUE_KEY, _ARGUMENTS = (
-    list(statements.NUMBERED_JOB).index(name) for name in ("kind", "unique_key", "arguments")
-)
-
-
-def _order_of_row(row: Sequence[Any]) -> tuple[str, str, int]:
-    return row[_KIND], row[_UNIQUE_KEY] or "", row[0]
+_STATES = {state.value: state for state in State}
 
 
 def _holders_met(
@@ -432,12 +443,11 @@ def _created(spec: JobSpec, row: sa.Row[Any]) -> JobRef:
 
 
 def _values(spec: JobSpec, origin: str | None) -> dict[str, Any]:
-    """A spec as the columns of :data:`~cyclone_sqla.statements.NEW_JOB`, in their order."""
+    """A spec as the columns of :data:`~cyclone_sqla.statements.NEW_JOB`, but for its arguments."""
     return {
         "kind": spec.kind,
         "queue": spec.queue,
         "priority": spec.priority,
-        "arguments": spec.arguments,
         "headers": json.dumps(spec.headers) if spec.headers else None,
         "unique_key": spec.unique,
         "sequence_key": spec.sequence,

@@ -8,10 +8,10 @@ comes through :class:`Syntax`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import sqlalchemy as sa
 from sqlalchemy import BigInteger, ColumnElement, Text, bindparam, func, select
@@ -100,6 +100,14 @@ PLAIN_JOB = ("kind", "queue", "priority", "arguments", "max_attempts", "origin")
 NUMBERED_JOB: Columns = {"id": BigInteger(), **NEW_JOB}
 
 
+class NewJob(NamedTuple):
+    """A row of :data:`NUMBERED_JOB`. ``rest`` is one mapping for neighbours that are alike."""
+
+    id: int
+    arguments: str
+    rest: Mapping[str, Any]
+
+
 class Syntax(Protocol):
     """What a database says in its own words."""
 
@@ -118,6 +126,14 @@ class Syntax(Protocol):
 
     def bind(self, name: str, columns: Columns, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
         """The parameters for :meth:`rows`."""
+        ...
+
+    def jobs(self, name: str, columns: Columns) -> sa.FromClause:
+        """The same for new jobs, of which there may be very many."""
+        ...
+
+    def bind_jobs(self, name: str, columns: Columns, jobs: Iterable[NewJob]) -> dict[str, Any]:
+        """The parameters for :meth:`jobs`."""
         ...
 
     def one_of(self, column: ColumnElement[Any], ids: sa.Select[Any]) -> ColumnElement[bool]:
@@ -224,7 +240,7 @@ class Statements(StatementSet):
         )
 
     def _many_jobs(self, columns: Columns) -> sa.Select[Any]:
-        rows = self.syntax.rows("jobs", columns)
+        rows = self.syntax.jobs("jobs", columns)
         collation = self.syntax.code_points
         order = (rows.c.kind.collate(collation), rows.c.unique_key.collate(collation), rows.c.id)
         return self._new_job(rows.c, rows).order_by(*order)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
+from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
@@ -49,7 +51,7 @@ from cyclone_sqla.models import (
 from cyclone_sqla.own_connection import keep_alive
 from cyclone_sqla.patience import Patience, within
 from cyclone_sqla.settings import DEFAULT_SETTINGS, WorkerSettings
-from cyclone_sqla.statements import Columns, predicate
+from cyclone_sqla.statements import Columns, NewJob, predicate
 from cyclone_sqla.urls import url_of, worker_url
 
 if TYPE_CHECKING:
@@ -95,6 +97,26 @@ class PostgresSyntax:
         return {
             f"{name}_{column}": list(values) for column, values in zip(columns, lists, strict=True)
         }
+
+    def jobs(self, name: str, columns: Columns) -> sa.FromClause:
+        """One JSON document: for 18 columns, driver and server read it in half the time of arrays.
+
+        What a column lacks is left out of it, and the text of JSON is a string in it.
+        """
+        document = sa.cast(bindparam(name, type_=Text()), JsonText())
+        typed = [sa.column(column, type_) for column, type_ in columns.items()]
+        rows = func.json_to_recordset(document).table_valued(*typed, name=name)
+        return rows.render_derived(with_types=True)
+
+    def bind_jobs(self, name: str, columns: Columns, jobs: Iterable[NewJob]) -> dict[str, Any]:
+        documents: list[str] = []
+        seen: Mapping[str, Any] | None = None
+        start = ""
+        for job_id, arguments, rest in jobs:
+            if rest is not seen:
+                start, seen = _opening(rest), rest
+            documents.append(f'{start}"id":{job_id},"arguments":{encode_basestring(arguments)}}}')
+        return {name: f"[{','.join(documents)}]"}
 
     def one_of(self, column: sa.ColumnElement[Any], ids: sa.Select[Any]) -> sa.ColumnElement[bool]:
         """Through an array: joined, their number is a guess of the planner's."""
@@ -161,7 +183,7 @@ class PostgresDialect(Dialect):
 
     def draw_ids(self, connection: Connection, count: int) -> list[int]:
         params = {"table": _quoted(self.tables.job), "count": count}
-        return sorted(connection.scalars(_DRAW_IDS, params))
+        return sorted(connection.scalars(_DRAW_IDS, params).all())
 
     def lock_sequence(self, connection: Connection, key: str) -> None:
         """An advisory lock by a hash of schema and key: two keys may share one, and then wait."""
@@ -437,6 +459,20 @@ class PostgresDialect(Dialect):
         ids = func.array(picked, type_=ARRAY(BigInteger))
         values = self.sql.claim_values(self._lease)
         return sa.update(target).where(target.c.id == sa.any_(ids)).values(values)
+
+
+def _opening(values: Mapping[str, Any]) -> str:
+    """The beginning of a JSON object with these values, to which more can be added."""
+    given = {name: value for name, value in values.items() if value is not None}
+    text = json.dumps(given, ensure_ascii=False, separators=(",", ":"), default=_as_words)
+    return f"{text[:-1]}," if given else "{"
+
+
+def _as_words(value: datetime | timedelta) -> str:
+    """As PostgreSQL reads it, to the microsecond."""
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return f"{value.days} days {value.seconds}.{value.microseconds:06} seconds"
 
 
 _HAS_TURNS = "cyclone_sqla_has_turns"

@@ -14,7 +14,7 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from functools import partial
@@ -53,7 +53,7 @@ from cyclone_sqla.models import (
     Timestamp,
 )
 from cyclone_sqla.settings import DEFAULT_SETTINGS, WorkerSettings
-from cyclone_sqla.statements import Columns, predicate
+from cyclone_sqla.statements import Columns, NewJob, predicate
 from cyclone_sqla.urls import url_of, worker_url
 
 if TYPE_CHECKING:
@@ -120,6 +120,13 @@ class SqliteSyntax:
             for row in rows
         ]
         return {name: json.dumps(plain)}
+
+    def jobs(self, name: str, columns: Columns) -> sa.FromClause:
+        return self.rows(name, columns)
+
+    def bind_jobs(self, name: str, columns: Columns, jobs: Iterable[NewJob]) -> dict[str, Any]:
+        rows = [{**job.rest, "id": job.id, "arguments": job.arguments} for job in jobs]
+        return self.bind(name, columns, [[row[column] for column in columns] for row in rows])
 
     def one_of(self, column: sa.ColumnElement[Any], ids: sa.Select[Any]) -> sa.ColumnElement[bool]:
         return column.in_(ids)

@@ -67,14 +67,15 @@ class Adapter(Base):
         with Session(self._engine()) as session:
             session.connection()
             sw.start()
-            jobs = (self._job(i, delay, keys) for i in range(first, first + n))
+            if delay:
+                self.work = self.work.using(process_in=delay)
+            jobs = (self._job(i, key_of(i, keys)) for i in range(first, first + n))
             cyclone.enqueue_many(session, jobs)
             session.commit()
 
-    def _job(self, i: int, delay: Any, keys: Any) -> Any:
-        key = key_of(i, keys)
+    def _job(self, i: int, key: Any) -> Any:
         if key is None:
-            return self.work.using(process_in=delay or 0).job(seq=i)
+            return self.work.job(seq=i)
         return self.keyed.using(sequence=key).job(key=key, seq=i)
 
     def enqueue_paced(self, n: int, spacing: float) -> Any:

@@ -1,11 +1,14 @@
 """Many jobs in one step: the answer to each input at its place, and all or nothing."""
 
 import json
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 
 from cyclone_sqla import DuplicateError, JobRef, State, operations
+from tests.databases import Database
+from tests.life.hands import ManualClock
 from tests.shop import Order, Shop, statements_of
 
 
@@ -31,6 +34,43 @@ def test_the_answer_to_each_input_is_at_its_place(shop: Shop) -> None:
         assert json.loads(stored.arguments) == json.loads(spec.arguments)
         assert (ref.queue, ref.kind) == (stored.queue, stored.kind) == (spec.queue, spec.kind)
         assert stored.unique_key == spec.unique
+
+
+LATER = datetime(2031, 2, 3, 4, 5, 6, 789_012, tzinfo=timezone(timedelta(hours=5, minutes=45)))
+WORDS = 'a "b" \\n \u2028 \U0001f600 {"c": [1]} \'d\' :e %s %(f)s'
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"queue": WORDS.replace("\u2028", ""), "priority": -7, "max_attempts": 3},
+        {"unique": WORDS, "tenant": "t", "trace_id": "0" * 32},
+        {"sequence": WORDS, "on_failure": "halt", "position": 1},
+        {"process_at": LATER, "deadline": datetime.max.replace(tzinfo=UTC)},
+        {"process_in": timedelta(days=36_500), "timeout": timedelta(microseconds=1)},
+        {"process_in": timedelta(days=3, hours=4, microseconds=5), "timeout": 86_400},
+        {"headers": {WORDS: WORDS, "empty": ""}},
+    ],
+)  # fmt: skip
+def test_a_job_among_many_is_stored_like_one_alone(
+    database: Database, options: dict[str, Any]
+) -> None:
+    shop = Shop(database, clock=ManualClock())
+    details = {WORDS: [WORDS, 10**30, -0.0, 1e-7, None]}
+    own = {"sequence", "unique"} & options.keys()
+
+    def given(number: int) -> dict[str, Any]:
+        return options | {name: f"{options[name]}{number}" for name in own}
+
+    with shop.session() as session, session.begin():
+        shop.ship.using(**given(1)).enqueue(session, 1, details)
+        jobs = [shop.ship.using(**given(2)).job(1, details), shop.mail.job("b")]
+        shop.cyclone.enqueue_many(session, jobs)
+    alone, among, _ = (dict(zip(shop.job_table.c.keys(), row, strict=True)) for row in shop.rows())
+    assert alone.keys() == among.keys()
+    differ = {name for name, value in alone.items() if value != among[name]}
+    assert differ == {"id"} | {f"{name}_key" for name in own}
 
 
 @pytest.mark.parametrize("options", [{}, {"unique": "u"}, {"idempotency_key": "i"}])

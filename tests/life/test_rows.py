@@ -278,8 +278,7 @@ def test_arguments_that_this_code_can_not_read_are_refused_without_a_look_at_row
     def work(account: Account) -> None:
         raise AssertionError("it has no number")
 
-    spec = work.job(*added(session, Account()))
-    object.__setattr__(spec, "arguments", '{"account":"x"}')
+    spec = work.job(*added(session, Account())).carrying('{"account":"x"}')
     ref = cyclone.enqueue_spec(session, spec)
     with selects_from(Account) as sent:
         job = cyclone_env.run(ref)

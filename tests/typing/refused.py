@@ -111,7 +111,7 @@ def many(session: Session, numbers: Sequence[int]) -> None:
     """Jobs, not actions."""
     cyclone.enqueue_many(session, [bare])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType, reportCallIssue]
     cyclone.enqueue_many(session, [bare.using(priority=1)])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType, reportCallIssue]
-    cyclone.enqueue_many(session, bare.job(1, Decimal(1)))  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    cyclone.enqueue_many(session, bare.job(1, Decimal(1)))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportCallIssue]
     cyclone.enqueue_many(session, numbers)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportCallIssue]
     cyclone.enqueue_many(session, [], on_duplicate="ignore")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
 
