@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from cyclone_sqla.errors import ConfigurationError
 from cyclone_sqla.outcomes import Cancelled
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimedJob:
+class ClaimedJob(NamedTuple):
     """A job as it was claimed: everything a run needs, and no more SQL.
 
     ``lease`` is the fencing token of this run; it rises with every claim. ``attempt`` counts runs
@@ -44,7 +43,7 @@ class ClaimedJob:
     sequence_key: str | None = None
     tenant: str | None = None
     trace_id: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    headers: Mapping[str, str] = MappingProxyType({})
 
     @property
     def attempts_left(self) -> int:

@@ -655,8 +655,7 @@ def _is_held(row: sa.Row[Any] | None, lease: int) -> bool:
     return row is not None and row.state == State.RUNNING and row.lease == lease
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
+class Settlement(NamedTuple):
     """One run's end, to be written under its lease."""
 
     job_id: int

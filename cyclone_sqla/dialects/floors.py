@@ -71,6 +71,6 @@ class Floors:
 
     def _put(self, claimed: Sequence[Any]) -> None:
         """Also lower than they were: after a full look that found something there."""
-        for row in sorted(claimed, key=lambda row: (row.priority, row.id)):
-            floor = Floor(row.queue, row.kind, row.priority, row.id)
-            self._floors[row.queue, row.kind] = floor
+        rows = sorted(claimed, key=lambda row: (row.priority, row.id))
+        last = {(row.queue, row.kind): row for row in rows}
+        self._floors |= {pair: Floor(*pair, row.priority, row.id) for pair, row in last.items()}

@@ -193,6 +193,8 @@ class Executor:
             outcome: Outcome = run.completed(value)
         except BaseException as exc:  # noqa: BLE001 - as in the threads
             return not await self._end_async(run, outcome_of(run, exc), exc)
+        if run.unit is None or not run.unit.is_open:
+            return not self._end(run, outcome)
         return not await self._end_async(run, outcome)
 
     def _begin(self, run: Run) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
 
 from cyclone_sqla.context import ClaimedJob
 from cyclone_sqla.operations import HeldRun
@@ -29,23 +30,21 @@ class Holdings:
             free = {name: count - self._running[name] for name, count in self._slots.items()}
         return {name: count for name, count in free.items() if count > 0}
 
-    def take(self, jobs: Iterable[ClaimedJob]) -> None:
+    def take(self, jobs: Sequence[ClaimedJob]) -> None:
         """Jobs were claimed."""
         with self._lock:
-            for job in jobs:
-                self._running[job.queue] += 1
-                self._runs.add(HeldRun(job.id, job.lease))
+            self._running.update([job.queue for job in jobs])
+            self._runs.update([HeldRun(job.id, job.lease) for job in jobs])
 
     def finish(self, jobs: Iterable[ClaimedJob]) -> None:
         """Runs have ended: their slots are free, their leases are still held."""
         with self._lock:
-            for job in jobs:
-                self._running[job.queue] -= 1
+            self._running.subtract([job.queue for job in jobs])
 
     def drop(self, runs: Iterable[tuple[int, int]]) -> None:
         """Leases that are held no more: (job id, lease)."""
         with self._lock:
-            self._runs.difference_update(HeldRun(*run) for run in runs)
+            self._runs.difference_update(cast("Iterable[HeldRun]", runs))  # equal, and equal hash
 
     def runs(self) -> set[HeldRun]:
         """Every run whose lease is held."""

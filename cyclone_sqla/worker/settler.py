@@ -14,7 +14,7 @@ from cyclone_sqla.dialects import Dialect, WorkerConnection
 from cyclone_sqla.failures import Failure
 from cyclone_sqla.lifecycle import State
 from cyclone_sqla.operations import Claiming, Settled, Settlement
-from cyclone_sqla.outcomes import CancelledOutcome, Completed, Discarded, GivenBack
+from cyclone_sqla.outcomes import CancelledOutcome, Completed, Discarded, GivenBack, Outcome
 from cyclone_sqla.worker.holdings import Holdings
 from cyclone_sqla.worker.loop import brief
 from cyclone_sqla.worker.runs import Finished, log_fields
@@ -64,17 +64,10 @@ class Settler:
             chosen.setdefault(run.job.id, run)
             if len(chosen) == BATCH:
                 break
-        return [
-            Settlement(
-                run.job.id,
-                run.job.lease,
-                run.job.attempt,
-                self._worker,
-                run.outcome,
-                run.job.sequence_key,
-            )
-            for run in chosen.values()
-        ]
+        return [self._settlement_of(run.job, run.outcome) for run in chosen.values()]
+
+    def _settlement_of(self, job: ClaimedJob, outcome: Outcome) -> Settlement:
+        return Settlement(job.id, job.lease, job.attempt, self._worker, outcome, job.sequence_key)
 
     def write(self, connection: Connection, batch: Sequence[Settlement]) -> Settled:
         """The statements for a batch.
@@ -99,6 +92,7 @@ class Settler:
 
     def note(self, batch: Sequence[Settlement], settled: Settled) -> int:
         """Forget what was written or refused; the number of those that somebody has locked."""
+        over = list[_Key]()
         for s in batch:
             key = (s.job_id, s.lease)
             run = self._waiting.pop(key)
@@ -107,8 +101,9 @@ class Settler:
                 continue
             if s.job_id in settled.refused:
                 self._log_refused(run, settled.refused[s.job_id])
-            self._doubtful.discard(key)
-            self._holdings.drop([key])
+            over.append(key)
+        self._doubtful.difference_update(over)
+        self._holdings.drop(over)
         self._tried = []
         return len(settled.busy)
 
@@ -190,7 +185,7 @@ def _minimal(settlement: Settlement) -> Settlement:
     failure = Failure.because("what this attempt left could not be stored", kind="Unstorable")
     outcome = settlement.outcome
     if isinstance(outcome, Completed):
-        return replace(settlement, outcome=Completed(failure=failure))
+        return settlement._replace(outcome=Completed(failure=failure))
     if isinstance(outcome, GivenBack):
         return settlement
-    return replace(settlement, outcome=replace(outcome, failure=failure))
+    return settlement._replace(outcome=replace(outcome, failure=failure))

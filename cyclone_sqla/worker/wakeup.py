@@ -64,6 +64,8 @@ class Wakeup:
         called = self._served.intersection(queues) if queues else self._queues
         if queues and not called:
             return
+        if self._is_set and called <= self._called:
+            return  # a wait that has begun since then took notice of it: it clears both
         with self._changed:
             self._called |= called
             self._is_set = True

@@ -3,8 +3,6 @@
 What a user may expect of it is in the contract.
 """
 
-from dataclasses import replace
-
 from tests.life.hands import DONE, Hands, run_of
 
 
@@ -35,7 +33,7 @@ def test_a_lease_is_lost_when_another_worker_has_the_job_or_it_has_ended(hands: 
 
 def test_a_job_that_is_gone_is_lost(hands: Hands) -> None:
     hands.enqueue()
-    job = replace(hands.claim_one(), id=4_711)
+    job = hands.claim_one()._replace(id=4_711)
 
     assert hands.renew(job).lost == [run_of(job)]
 

@@ -1,6 +1,5 @@
 """Settle: how a run ends is written once, by whoever holds the lease, and by nobody else."""
 
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -188,7 +187,7 @@ def test_the_number_of_the_lease_decides_and_not_its_time(hands: Hands) -> None:
 
 def test_a_batch_tells_what_was_written_from_what_was_refused(hands: Hands) -> None:
     jobs = (hands.enqueue_many(6), hands.claim())[1]
-    stale = [replace(job, lease=job.lease + 1000) for job in jobs[:2]]
+    stale = [job._replace(lease=job.lease + 1000) for job in jobs[:2]]
 
     plain = hands.settle_all([(job, DONE) for job in (*stale, jobs[2], jobs[3])])
     others = hands.settle_all([(stale[0], FAILED), (jobs[4], FAILED), (jobs[5], HOPELESS)])

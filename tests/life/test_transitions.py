@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -128,7 +127,7 @@ def in_state(hands: Hands, state: State) -> ClaimedJob:
         leased_until=hands.clock.now() if state == State.RUNNING else None,
         finished_at=hands.clock.now() if over else None,
     )
-    return replace(job, lease=LEASE)
+    return job._replace(lease=LEASE)
 
 
 def columns(job: object) -> dict[str, object]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from itertools import count
 from typing import Any
@@ -332,7 +331,7 @@ def test_a_job_that_nobody_claimed_has_no_run_to_end(trial: Trial) -> None:
     trial.enqueue(queue="mail")
     (claimed,) = trial.queue.claim("mail")
     for job_id in waiting:
-        _refuses_to_end(trial, replace(claimed, id=job_id, lease=trial.job(job_id).lease))
+        _refuses_to_end(trial, claimed._replace(id=job_id, lease=trial.job(job_id).lease))
 
 
 def _refuses_to_end(trial: Trial, job: ClaimedJob) -> None:
@@ -347,7 +346,7 @@ def _refuses_to_end(trial: Trial, job: ClaimedJob) -> None:
 
 def test_a_job_that_is_not_there_is_not_found(trial: Trial) -> None:
     trial.enqueue()
-    stranger = replace(trial.claim_one(), id=4_711_000_000)
+    stranger = trial.claim_one()._replace(id=4_711_000_000)
 
     with pytest.raises(JobNotFoundError):
         trial.queue.get(stranger.id)
