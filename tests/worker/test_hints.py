@@ -451,7 +451,7 @@ def _sender_backends(engine: Engine) -> list[Any]:
         rows = connection.execute(
             text(
                 "SELECT pid, application_name, state FROM pg_stat_activity"
-                " WHERE datname = current_database() AND query LIKE 'SELECT pg_notify%'"
+                " WHERE datname = current_database() AND query LIKE 'SELECT set_config%pg_notify%'"
             )
         )
         return list(rows)
