@@ -363,13 +363,13 @@ def _insert_rows(
     if any(spec.unique is not None or spec.position is not None for _, spec in jobs):
         insert = dialect.sql.insert_many_unless_held
         jobs.sort(key=_order_of_keys)
-    states: dict[int, State] = {}
+    states: dict[int, str] = {}
     for batch in _batches(_rows_of(jobs, origin)):
         bound = dialect.syntax.bind_jobs("jobs", statements.NUMBERED_JOB, batch)
-        inserted: Rows = connection.execute(insert, {**bound, "now": dialect.now()}).all()
-        states |= {job_id: _STATES[state] for job_id, state in inserted}
+        told = connection.execute(insert, {**bound, "now": dialect.now()}).all()
+        states |= dialect.syntax.states_of(told)
     return {
-        i: JobRef(job_id, spec.kind, spec.queue, True, states[job_id])
+        i: JobRef(job_id, spec.kind, spec.queue, True, _STATES[states[job_id]])
         for i, (job_id, spec) in new.items()
         if job_id in states
     }

@@ -136,6 +136,14 @@ class Syntax(Protocol):
         """The parameters for :meth:`jobs`."""
         ...
 
+    def ids_by_state(self, insert: Any) -> Any:
+        """What an INSERT returns, each job's id and state, in as few rows as can be."""
+        ...
+
+    def states_of(self, rows: Sequence[Any]) -> dict[int, str]:
+        """The rows of :meth:`ids_by_state`, by id."""
+        ...
+
     def one_of(self, column: ColumnElement[Any], ids: sa.Select[Any]) -> ColumnElement[bool]:
         """Whether the column is one of few ids, to be looked up one by one."""
         ...
@@ -216,12 +224,12 @@ class Statements(StatementSet):
     @cached_property
     def insert_many(self) -> Any:
         """Jobs whose ids were drawn before, in (kind, unique key) order."""
-        return self._returning(self._insert(self._many_jobs(NUMBERED_JOB)))
+        return self._telling_states(self._insert(self._many_jobs(NUMBERED_JOB)))
 
     @cached_property
     def insert_many_unless_held(self) -> Any:
         """The same, skipping those whose unique key is held."""
-        return self._returning(self._insert_unless_held(self._many_jobs(NUMBERED_JOB)))
+        return self._telling_states(self._insert_unless_held(self._many_jobs(NUMBERED_JOB)))
 
     @cached_property
     def holders(self) -> Any:
@@ -297,6 +305,9 @@ class Statements(StatementSet):
 
     def _returning(self, insert: Any) -> Any:
         return insert.returning(self.job.c.id, self.job.c.state)
+
+    def _telling_states(self, insert: Any) -> Any:
+        return self.syntax.ids_by_state(self._returning(insert))
 
     # ---- idempotency keys ------------------------------------------------------------------------
 

@@ -118,6 +118,13 @@ class PostgresSyntax:
             documents.append(f'{start}"id":{job_id},"arguments":{encode_basestring(arguments)}}}')
         return {name: f"[{','.join(documents)}]"}
 
+    def ids_by_state(self, insert: Any) -> Any:
+        new = insert.cte("new")
+        return select(new.c.state, _list_of(new.c.id)).group_by(new.c.state)
+
+    def states_of(self, rows: Sequence[Any]) -> dict[int, str]:
+        return {job_id: state for state, ids in rows for job_id in ids}
+
     def one_of(self, column: sa.ColumnElement[Any], ids: sa.Select[Any]) -> sa.ColumnElement[bool]:
         """Through an array: joined, their number is a guess of the planner's."""
         array = func.array(ids.scalar_subquery(), type_=ARRAY(BigInteger))
@@ -183,7 +190,7 @@ class PostgresDialect(Dialect):
 
     def draw_ids(self, connection: Connection, count: int) -> list[int]:
         params = {"table": _quoted(self.tables.job), "count": count}
-        return sorted(connection.scalars(_DRAW_IDS, params).all())
+        return sorted(connection.execute(_DRAW_IDS, params).scalar_one())
 
     def lock_sequence(self, connection: Connection, key: str) -> None:
         """An advisory lock by a hash of schema and key: two keys may share one, and then wait."""
@@ -490,15 +497,25 @@ _FLOORS: Columns = {
 _LOWEST_PRIORITY = sa.literal_column("(-32768)::smallint", sa.SmallInteger())
 _LOWEST_ID = sa.literal_column("(-9223372036854775808)::bigint", BigInteger())
 
+
+def _list_of(ids: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    """All in one value: the driver makes a list of it in a third of the time that rows take."""
+    return sa.type_coerce(func.array_agg(ids), sa.types.NULLTYPE)
+
+
 _LOCK_SEQUENCE = select(
     func.pg_advisory_xact_lock(func.hashtextextended(bindparam("name", type_=Text()), 0))
 )
 
 _ISOLATION = select(func.current_setting("transaction_isolation"))
 
-_DRAW_IDS = select(
-    func.nextval(func.pg_get_serial_sequence(bindparam("table", type_=Text()), "id"))
-).select_from(func.generate_series(1, bindparam("count", type_=sa.Integer())))
+_SEQUENCE = select(
+    func.pg_get_serial_sequence(bindparam("table", type_=Text()), "id")
+).scalar_subquery()  # or it would be looked up for each id
+
+_DRAW_IDS = select(_list_of(func.nextval(_SEQUENCE))).select_from(
+    func.generate_series(1, bindparam("count", type_=sa.Integer()))
+)
 
 
 _SERVERS_PART = 900

@@ -128,6 +128,12 @@ class SqliteSyntax:
         rows = [{**job.rest, "id": job.id, "arguments": job.arguments} for job in jobs]
         return self.bind(name, columns, [[row[column] for column in columns] for row in rows])
 
+    def ids_by_state(self, insert: Any) -> Any:
+        return insert
+
+    def states_of(self, rows: Sequence[Any]) -> dict[int, str]:
+        return dict(rows)
+
     def one_of(self, column: sa.ColumnElement[Any], ids: sa.Select[Any]) -> sa.ColumnElement[bool]:
         return column.in_(ids)
 
