@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast, overload
 
@@ -232,7 +232,8 @@ class Cyclone(BulkControl, Reading):
                 return []
             dialect = self.dialect_for(connection)
             refs = operations.enqueue_many(connection, dialect, specs, self.instance)
-            self._hint(connection, session, specs, refs)
+            new = zip(specs, refs, strict=True)
+            self._hint(connection, session, {_called_for(spec) for spec, ref in new if ref.created})
             return refs
 
         lost = f"{len(specs)} jobs of enqueue_many" if specs else None
@@ -255,7 +256,8 @@ class Cyclone(BulkControl, Reading):
             dialect = self.dialect_for(connection)
             whole = self._completed(spec) if flush else spec
             ref = operations.enqueue(connection, dialect, whole, self.instance)
-            self._hint(connection, session, [spec], [ref])
+            if ref.created:
+                self._hint(connection, session, {_called_for(spec)})
             return ref
 
         return run(target, work, self.job_class, f"a {spec.kind} job", flush=flush)
@@ -284,15 +286,9 @@ class Cyclone(BulkControl, Reading):
         self,
         connection: Connection,
         session: Session | None,
-        specs: Sequence[JobSpec],
-        refs: Sequence[JobRef],
+        queues: Collection[str],
     ) -> None:
         """Tell workers after the commit, of jobs that are new."""
-        queues = {
-            spec.queue if spec.sequence is None else CALL_TO_ADMIT
-            for spec, ref in zip(specs, refs, strict=True)
-            if ref.created
-        }
         if queues:
             dialect = self.dialect(connection.dialect.name)
             dialect.tell_workers(connection, session, queues, mode=self.hints, url=self.hint_url)
@@ -360,6 +356,10 @@ class Cyclone(BulkControl, Reading):
             f"{masked(connection.engine.url)}{where} has no {dialect.tables.job.name} table: run "
             "`cyclone-sqla migrate` on it, or enqueue in a transaction of the database that has it"
         )
+
+
+def _called_for(spec: JobSpec) -> str:
+    return spec.queue if spec.sequence is None else CALL_TO_ADMIT
 
 
 def _resolve(database: Any) -> Engine | sa.URL | None:

@@ -23,6 +23,9 @@ MAX_PRIORITY = 32767
 """Priorities are small integers: -32768 … 32767, smaller first."""
 
 
+_NOTHING = (None,) * 10
+
+
 class JobRef(NamedTuple):
     """The answer to an enqueue: which job there is now.
 
@@ -71,6 +74,17 @@ class JobSpec(NamedTuple):
     def carrying(self, arguments: str) -> JobSpec:
         """The same job with other arguments. A hundred thousand are made in a bulk enqueue."""
         return JobSpec._make((self[0], arguments, *self[2:]))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is asked of it but to run: its columns beside those of every job are
+        empty.
+        """
+        asked = (
+            self.unique, self.sequence, self.on_failure, self.position, self.process_in,
+            self.process_at, self.deadline, self.timeout, self.tenant, self.trace_id,
+        )  # fmt: skip
+        return asked == _NOTHING and not self.headers
 
     @property
     def rest(self) -> tuple[object, ...]:

@@ -118,10 +118,6 @@ def _guarded(
                 continue
 
 
-_OF_A_PLAIN_JOB = (*statements.PLAIN_JOB, "now")
-_OF_THE_REST = tuple(statements.NEW_JOB.keys() - statements.PLAIN_JOB)
-
-
 def _insert_or_find(
     connection: Connection, dialect: Dialect, spec: JobSpec, origin: str | None
 ) -> JobRef:
@@ -129,12 +125,20 @@ def _insert_or_find(
         dialect.lock_sequence(connection, spec.sequence or "")
     if spec.position is not None:
         _check_position(connection, dialect, spec)
+    if spec.is_plain:
+        plain = {
+            "kind": spec.kind,
+            "queue": spec.queue,
+            "priority": spec.priority,
+            "arguments": spec.arguments,
+            "max_attempts": spec.max_attempts,
+            "origin": origin,
+            "now": dialect.now(),
+        }
+        return _created(spec, connection.execute(dialect.sql.insert_plain, plain).first())
     values = {**_values(spec, origin), "arguments": spec.arguments, "now": dialect.now()}
-    if all(values[name] is None for name in _OF_THE_REST):
-        plain = {name: values[name] for name in _OF_A_PLAIN_JOB}
-        return _created(spec, connection.execute(dialect.sql.insert_plain, plain).one())
     if spec.unique is None and spec.position is None:
-        return _created(spec, connection.execute(dialect.sql.insert_one, values).one())
+        return _created(spec, connection.execute(dialect.sql.insert_one, values).first())
     inserted = connection.execute(dialect.sql.insert_one_unless_held, values).first()
     if inserted is not None:
         return _created(spec, inserted)
@@ -438,8 +442,9 @@ def ref_of(row: sa.Row[Any]) -> JobRef:
     return JobRef(row.id, row.kind, row.queue, created=False, state=State(row.state))
 
 
-def _created(spec: JobSpec, row: sa.Row[Any]) -> JobRef:
-    return JobRef(row.id, spec.kind, spec.queue, created=True, state=State(row.state))
+def _created(spec: JobSpec, row: Any) -> JobRef:
+    job_id, state = row
+    return JobRef(job_id, spec.kind, spec.queue, True, _STATES[state])
 
 
 def _values(spec: JobSpec, origin: str | None) -> dict[str, Any]:
