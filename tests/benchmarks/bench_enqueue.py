@@ -5,6 +5,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from itertools import count
 from typing import Any
 
@@ -15,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from cyclone_sqla import Cyclone
+from cyclone_sqla.models import tables_in
 from tests.benchmarks import by_hand
 from tests.benchmarks.book import Book, sized
 from tests.benchmarks.place import PostgresPlace, SqlitePlace
@@ -61,6 +63,12 @@ class Producer:
         key = f"account-{next(self._next) % 1000}"
         return self.work.using(sequence=key).enqueue(target, seq=1)
 
+    def by_insert(self, target: Any) -> Any:
+        """The row of a plain job by SQLAlchemy's own INSERT, built once; nobody is told of it."""
+        now = datetime.now(UTC)
+        times = dict.fromkeys(("run_at", "created_at", "updated_at"), now)
+        return target.execute(BY_INSERT, {**BY_INSERT_VALUES, **times})
+
     # ---- the doors -------------------------------------------------------------------------------
 
     def in_connections(self, enqueue: Enqueue, jobs: int) -> None:
@@ -88,6 +96,14 @@ class Producer:
         await engine.dispose()
 
 
+_JOB = tables_in(None).job
+BY_INSERT = sa.insert(_JOB).returning(_JOB.c.id)
+BY_INSERT_VALUES = {
+    "kind": "work", "queue": "default", "priority": 0, "state": "available",
+    "arguments": '{"seq":1}', "max_attempts": 25,
+}  # fmt: skip
+
+
 @pytest.fixture
 def producer(place: PostgresPlace) -> Iterator[Producer]:
     producer = Producer(place.url)
@@ -102,8 +118,7 @@ def one_by_one_by_hand(place: PostgresPlace, jobs: int) -> None:
             connection.execute(by_hand.INSERT_AND_TELL, ('{"seq":1}',))
 
 
-@pytest.mark.parametrize("kind", ["plain", "unique", "sequenced"])
-@pytest.mark.parametrize(
+all_doors = pytest.mark.parametrize(
     ("door", "name"),
     [
         ("in_connections", "Connection"),
@@ -111,6 +126,10 @@ def one_by_one_by_hand(place: PostgresPlace, jobs: int) -> None:
         ("in_async_sessions", "AsyncSession"),
     ],
 )
+
+
+@pytest.mark.parametrize("kind", ["plain", "unique", "sequenced"])
+@all_doors
 def test_one_a_transaction(
     place: PostgresPlace, producer: Producer, book: Book, door: str, name: str, kind: str
 ) -> None:
@@ -128,6 +147,49 @@ def test_one_a_transaction(
     )
 
 
+@all_doors
+def test_what_the_door_itself_costs(
+    place: PostgresPlace, producer: Producer, book: Book, door: str, name: str
+) -> None:
+    """The limit for whoever goes through SQLAlchemy, which sends BEGIN, INSERT and COMMIT."""
+    through = getattr(producer, door)
+    for enqueue in (producer.plain, producer.by_insert):
+        through(enqueue, 20)
+    book.compare(
+        "enqueue",
+        f"one a transaction, {name}, plain, next to an INSERT through the same",
+        place.name,
+        ours=lambda: rate(ONE_BY_ONE, lambda: through(producer.plain, ONE_BY_ONE)),
+        reference=lambda: rate(ONE_BY_ONE, lambda: through(producer.by_insert, ONE_BY_ONE)),
+        beside="SQLAlchemy by hand, INSERT of the row",
+        size=ONE_BY_ONE,
+    )
+
+
+@pytest.mark.parametrize("database", ["postgresql", "sqlite"])
+def test_in_an_open_session(request: pytest.FixtureRequest, book: Book, database: str) -> None:
+    place: Any = request.getfixturevalue("place" if database == "postgresql" else "sqlite_place")
+    producer = Producer(place.url)
+
+    def in_one_session(enqueue: Enqueue) -> float:
+        with Session(producer.engine) as session, session.begin():
+            enqueue(session)
+            speed = rate(ONE_BY_ONE, lambda: [enqueue(session) for _ in range(ONE_BY_ONE)])
+            session.rollback()
+            return speed
+
+    book.compare(
+        "enqueue",
+        "in one open Session, plain",
+        place.name,
+        ours=lambda: in_one_session(producer.plain),
+        reference=lambda: in_one_session(producer.by_insert),
+        beside="SQLAlchemy by hand, INSERT of the row",
+        size=ONE_BY_ONE,
+    )
+    producer.engine.dispose()
+
+
 @pytest.mark.parametrize("kind", ["plain", "unique", "sequenced"])
 def test_many_in_a_session(place: PostgresPlace, producer: Producer, book: Book, kind: str) -> None:
     numbers = count()
@@ -138,8 +200,11 @@ def test_many_in_a_session(place: PostgresPlace, producer: Producer, book: Book,
     }
 
     def ours() -> None:
-        make = options[kind]
-        jobs = (producer.work.using(**make()).job(seq=i) for i in range(MANY))  # type: ignore[misc]
+        make, work = options[kind], producer.work
+        if kind == "plain":
+            jobs = (work.job(seq=i) for i in range(MANY))
+        else:
+            jobs = (work.using(**make()).job(seq=i) for i in range(MANY))  # type: ignore[misc]
         with Session(producer.engine) as session, session.begin():
             refs = producer.cyclone.enqueue_many(session, jobs)
         assert len({ref.id for ref in refs}) == MANY
