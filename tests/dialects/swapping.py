@@ -3,17 +3,14 @@
 import select
 import socket
 import struct
-import threading
-from types import TracebackType
-from typing import Self
 
-from sqlalchemy import make_url
+from tests.servers.sockets import Between
 
 _HEADER = struct.Struct("!cI")
 _READY, _SYNC, _QUERY, _TERMINATE = b"Z", b"S", b"Q", b"X"
 
 
-class SwappingPooler:
+class SwappingPooler(Between):
     """Gives each client two server connections, and the other one for every new transaction.
 
     So nothing that a session keeps is there in the next transaction: prepared statements, settings,
@@ -21,49 +18,12 @@ class SwappingPooler:
     """
 
     def __init__(self, url: str) -> None:
-        self._server = make_url(url)
+        super().__init__(url)
         self.swaps = 0
 
-    def __enter__(self) -> Self:
-        self._door = socket.create_server(("127.0.0.1", 0))
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._door.close()
-
-    @property
-    def url(self) -> str:
-        """The URL through the pooler."""
-        url = self._server.set(host="127.0.0.1", port=self._door.getsockname()[1])
-        url = url.update_query_dict({"sslmode": "disable", "gssencmode": "disable"})
-        return url.render_as_string(hide_password=False)
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._door.accept()
-            except OSError:
-                return
-            _send_at_once(client)
-            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
-
     def _serve(self, client: socket.socket) -> None:
-        with client, self._connect() as first, self._connect() as second:
-            try:
-                self._relay(client, [first, second])
-            except (OSError, EOFError):
-                return
-
-    def _connect(self) -> socket.socket:
-        server = socket.create_connection((self._server.host, self._server.port or 5432))
-        _send_at_once(server)
-        return server
+        with self._connect() as first, self._connect() as second:
+            self._relay(client, [first, second])
 
     def _relay(self, client: socket.socket, servers: list[socket.socket]) -> None:
         length = _exactly(client, 4)
@@ -89,11 +49,6 @@ class SwappingPooler:
             if answer[-1:] == b"I":  # no transaction is open
                 current = 1 - current
                 self.swaps += 1
-
-
-def _send_at_once(each: socket.socket) -> None:
-    """Without waiting for the other side, which waits for more: 40 ms for each small message."""
-    each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _until_ready(server: socket.socket) -> list[bytes]:
