@@ -55,15 +55,23 @@ class Crowd:
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """One of them stands still until the end of the block."""
-        victim = self.victim()
-        self._frozen.add(victim.pid)
-        process = psutil.Process(victim.pid)
-        process.suspend()
+        process = self._suspended()
+        self._frozen.add(process.pid)
         try:
             yield
         finally:
             process.resume()
-            self._frozen.discard(victim.pid)
+            self._frozen.discard(process.pid)
+
+    def _suspended(self) -> psutil.Process:
+        while True:
+            try:
+                process = psutil.Process(self.victim().pid)
+                process.suspend()
+            except psutil.NoSuchProcess:
+                time.sleep(0.01)  # its action has just ended it
+            else:
+                return process
 
     def pids(self) -> set[int]:
         """The processes that live."""
