@@ -56,7 +56,6 @@ class Crowd:
     def frozen(self) -> Iterator[None]:
         """One of them stands still until the end of the block."""
         process = self._suspended()
-        self._frozen.add(process.pid)
         try:
             yield
         finally:
@@ -65,10 +64,13 @@ class Crowd:
 
     def _suspended(self) -> psutil.Process:
         while True:
+            pid = self.victim().pid
+            self._frozen.add(pid)
             try:
-                process = psutil.Process(self.victim().pid)
+                process = psutil.Process(pid)
                 process.suspend()
             except psutil.NoSuchProcess:
+                self._frozen.discard(pid)
                 time.sleep(0.01)  # its action has just ended it
             else:
                 return process
