@@ -73,6 +73,7 @@ class Stager:
         self._on_staged = on_staged
         self._alarm = Alarm()
         self._admitter = Admitter(dialect, held, on_staged)
+        self._is_called = False
 
     def round(self) -> None:
         """Look ahead, then sleep."""
@@ -82,13 +83,21 @@ class Stager:
         """Something will be due in this many seconds: don't sleep longer."""
         self._alarm.set(seconds)
 
+    def admit_now(self) -> None:
+        """A job has come in for a sequence: look there first, and now."""
+        self._is_called = True
+        self._alarm.set(0.0)
+
     def look_ahead(self) -> float:
         """Stage what is due, admit what comes in, pay what is owed; seconds until the next look."""
+        is_called, self._is_called = self._is_called, False
+        sooner = self._admitter.admit() if is_called else None
         with self._held.reading() as connection:
             outlook = operations.look_ahead(connection, self._dialect)
         self._contact.note()
         pauses = (
             self._poll * random.uniform(0.8, 1.0),
+            sooner,
             None if outlook.due_in is None else self._stage(outlook.due_in),
             self._admitter.admit() if outlook.has_incoming else None,
             self._admitter.pay() if outlook.has_debts else None,

@@ -85,9 +85,11 @@ class Linger:
         self._poll = poll
         self._step = len(self._STEPS)
 
-    def reset(self) -> None:
-        """Begin again with the shortest sleep: something was found, or announced."""
-        self._step = 0
+    def reset(self, *, to: int = 0) -> None:
+        """Begin again with the shortest sleep: something was found, or announced. ``to`` leaves out
+        the first.
+        """
+        self._step = to
 
     def next_wait(self) -> float:
         """Seconds to sleep now; each call is one step further."""

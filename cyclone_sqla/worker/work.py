@@ -23,6 +23,9 @@ from cyclone_sqla.worker.wakeup import RUN_ENDED, Linger, Wakeup
 
 log = logging.getLogger("cyclone_sqla.worker")
 
+FOR_OTHERS = {CALL_TO_ADMIT, CALL_TO_RENEW}
+"""Calls after which no job is available yet."""
+
 LARGE_BATCH = 100
 YIELD = 0.001
 """After a large batch on SQLite the others waiting for the write lock get this many seconds."""
@@ -93,6 +96,7 @@ class Work:
         lease: timedelta,
         poll: float,
         due_in: Callable[[float], None],
+        admit_now: Callable[[], None],
         renew_now: Callable[[], None],
     ) -> None:
         self._dialect = dialect
@@ -105,6 +109,7 @@ class Work:
         self._kinds = kinds
         self._lease = lease
         self._due_in = due_in
+        self._admit_now = admit_now
         self._renew_now = renew_now
         self._linger = Linger(poll)
         self._hand_overs = HandOvers()
@@ -196,17 +201,30 @@ class Work:
         """Sleep until called, or for a while."""
         if self._was_called and has_looked:
             self._due_in(0.0)  # the call that led to nothing may have been about a delayed job
-        called = self._wakeup.wait(self._linger.next_wait())
-        self._was_called = called is not None
-        if called is not None:
+        self._was_called = self._await_call()
+        if self._was_called:
             self._linger.reset()
+
+    def _await_call(self) -> bool:
+        """Whether there was a call before the time of the next look.
+
+        What is for others is passed on. They may bring work: this worker's stager calls by itself,
+        but where another one's was first there is only the look.
+        """
+        ends = time.monotonic() + self._linger.next_wait()
+        while (called := self._wakeup.wait(max(0.0, ends - time.monotonic()))) is not None:
             self._answer(called)
+            if not called <= FOR_OTHERS:
+                return True
+            self._linger.reset(to=1)
+            ends = min(ends, time.monotonic() + self._linger.next_wait())
+        return False
 
     def _answer(self, called: Collection[str]) -> None:
         if called != {RUN_ENDED}:
             self._hand_overs.called()
         if CALL_TO_ADMIT in called:
-            self._due_in(0)
+            self._admit_now()
         if CALL_TO_RENEW in called:
             self._renew_now()
 

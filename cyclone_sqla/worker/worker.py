@@ -344,6 +344,7 @@ class _Parts:
             lease=settings.lease_length,
             poll=settings.poll,
             due_in=self.stager.due_in,
+            admit_now=self.stager.admit_now,
             renew_now=self.leases.renew,
         )
         self.loops = self._make_loops(settings.renew_interval / 2)

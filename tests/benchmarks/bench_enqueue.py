@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from inspect import isawaitable
 from itertools import count
 from typing import Any
 
@@ -67,7 +68,8 @@ class Producer:
         """The row of a plain job by SQLAlchemy's own INSERT, built once; nobody is told of it."""
         now = datetime.now(UTC)
         times = dict.fromkeys(("run_at", "created_at", "updated_at"), now)
-        return target.execute(BY_INSERT, {**BY_INSERT_VALUES, **times})
+        result = target.execute(BY_INSERT, {**BY_INSERT_VALUES, **times})
+        return result if isawaitable(result) else result.scalar_one()
 
     # ---- the doors -------------------------------------------------------------------------------
 

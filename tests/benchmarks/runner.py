@@ -70,6 +70,7 @@ class Ours:
         count_claims: bool = False,
         # The rows of earlier rounds stay: to prune them is not what is measured.
         keep_completed: float | None = None,
+        prune_interval: float = 1.0,
     ) -> None:
         cyclone = application(mark)
         cyclone.database = url
@@ -77,7 +78,10 @@ class Ours:
         if count_claims:
             self.claims.watch(cyclone.dialect(sa.make_url(url).get_backend_name()))
         self._worker = Worker(
-            cyclone, queues={"default": slots}, keep_completed=keep_completed, prune_interval=1.0
+            cyclone,
+            queues={"default": slots},
+            keep_completed=keep_completed,
+            prune_interval=prune_interval,
         )
 
     def begin(self) -> None:
