@@ -16,9 +16,11 @@ import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from cyclone_sqla import Context, begin_before_savepoints
+from cyclone_sqla import Context, admission, begin_before_savepoints
 from cyclone_sqla.backoff import Constant
 from cyclone_sqla.dialects.postgresql import PostgresDialect
+from cyclone_sqla.worker.admitter import Admitter
+from cyclone_sqla.worker.maintenance import Stager
 from cyclone_sqla.worker.wakeup import Source, Wakeup
 from tests.databases import Database
 from tests.waiting import wait_until
@@ -217,6 +219,55 @@ def test_a_head_whose_turn_comes_before_its_time_starts_when_that_has_come(
         site.wait_for(first, "completed")
         assert site.job(second).waits_for == "time"
         site.wait_for(second, "completed")
+
+
+# ---- calls for a sequence ------------------------------------------------------------------------
+
+
+def test_a_job_that_another_worker_has_admitted_is_found_without_the_poll(
+    postgresql_database: Database, sleep: Sleep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That worker calls its own loop, and may have no slot."""
+
+    def others_were_first(admitter: Admitter) -> None:
+        with admitter._held.transaction() as connection:
+            admission.admit(connection, admitter._dialect, 0, 1_000)
+
+    monkeypatch.setattr(Admitter, "admit", others_were_first)
+    site = Site(postgresql_database)
+    site.action(nothing)
+    with site.worker(poll=HOUR):
+        sleep.wait_until_deep()
+        site.wait_for(site.enqueue(sequence="k"), "completed")
+
+
+def test_no_claim_gets_in_the_way_of_an_admission(
+    postgresql_database: Database, sleep: Sleep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would find nothing yet, and takes as long as the admission."""
+    called: list[float] = []
+    looked: list[float] = []
+    admit_now, take_turn = Stager.admit_now, PostgresDialect.take_turn
+
+    def note_call(stager: Stager) -> None:
+        called.append(time.monotonic())
+        admit_now(stager)
+
+    def note_look(*args: Any, **options: Any) -> Any:
+        if called:
+            looked.append(time.monotonic())
+        return take_turn(*args, **options)
+
+    monkeypatch.setattr(Stager, "admit_now", note_call)
+    monkeypatch.setattr(Stager, "look_ahead", lambda _stager: HOUR)  # nothing is admitted yet
+    monkeypatch.setattr(PostgresDialect, "take_turn", note_look)
+    site = Site(postgresql_database)
+    site.action(nothing)
+    with site.worker(poll=HOUR):
+        sleep.wait_until_deep()
+        site.enqueue(sequence="k")
+        wait_until(lambda: bool(looked), "it looks for what others have admitted")
+    assert looked[0] - called[0] >= 0.004
 
 
 # ---- the reply to a settle and a claim in one ----------------------------------------------------
