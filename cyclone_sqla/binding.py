@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Hashable
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
-from sqlalchemy import Connection, Engine, Update, event, update
+from sqlalchemy import Connection, Engine, event, update
 from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import Session, SessionTransaction, class_mapper, scoped_session
 
@@ -117,12 +117,7 @@ def connection_of(session: Session, mapper: type[Any]) -> Connection:
     enqueued. One that routes by itself expects a mapper, not its class.
     """
     try:
-        return session.connection(
-            bind_arguments={
-                "mapper": class_mapper(mapper, configure=False),
-                "clause": _a_write(cast("Hashable", mapper)),
-            }
-        )
+        return session.connection(bind_arguments={**_a_write(cast("Hashable", mapper))})
     except UnboundExecutionError:
         attributes = vars(session)  # the public name is of SQLAlchemy 2.1, the mangled one of 2.0
         binds: dict[Any, Engine] = (
@@ -138,8 +133,8 @@ def connection_of(session: Session, mapper: type[Any]) -> Connection:
 
 
 @cache
-def _a_write(mapper: Any) -> Update:
-    return update(mapper)
+def _a_write(mapper: Any) -> dict[str, Any]:
+    return {"mapper": class_mapper(mapper, configure=False), "clause": update(mapper)}
 
 
 # ---- an enqueue that was never awaited -----------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -108,11 +108,11 @@ def _guarded(
     """
     has_keys = any(spec.unique or spec.idempotency_key or spec.position for spec in specs)
     with dialect.enqueueing(connection):
+        if not has_keys:
+            return attempt()
         while True:
-            many = len(specs) > 1
-            guard = dialect.conflict_guard(connection, many=many) if has_keys else nullcontext()
             try:
-                with guard:
+                with dialect.conflict_guard(connection, many=len(specs) > 1):
                     return attempt()
             except _KeyFreed:
                 continue
