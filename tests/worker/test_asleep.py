@@ -19,7 +19,6 @@ from sqlalchemy.orm import Session
 from cyclone_sqla import Context, admission, begin_before_savepoints
 from cyclone_sqla.backoff import Constant
 from cyclone_sqla.dialects.postgresql import PostgresDialect
-from cyclone_sqla.worker.admitter import Admitter
 from cyclone_sqla.worker.maintenance import Stager
 from cyclone_sqla.worker.wakeup import Source, Wakeup
 from tests.databases import Database
@@ -55,7 +54,11 @@ class Sleep:
     def wait_until_deep(self) -> None:
         """Return once it sleeps and can be called."""
         assert self._hears.wait(30.0), "the worker never listened"
-        assert self._is_deep.wait(30.0), "the worker never went to sleep"
+        while True:
+            assert self._is_deep.wait(30.0), "the worker never went to sleep"
+            time.sleep(0.05)  # it may have been on the way there when it heard
+            if self._is_deep.is_set():
+                return
 
 
 @pytest.fixture
@@ -228,14 +231,14 @@ def test_a_job_that_another_worker_has_admitted_is_found_without_the_poll(
     postgresql_database: Database, sleep: Sleep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That worker calls its own loop, and may have no slot."""
-
-    def others_were_first(admitter: Admitter) -> None:
-        with admitter._held.transaction() as connection:
-            admission.admit(connection, admitter._dialect, 0, 1_000)
-
-    monkeypatch.setattr(Admitter, "admit", others_were_first)
     site = Site(postgresql_database)
     site.action(nothing)
+
+    def others_were_first(stager: Stager) -> None:
+        with site.engine.begin() as connection:
+            admission.admit(connection, stager._dialect, 0, 1_000)
+
+    monkeypatch.setattr(Stager, "admit_now", others_were_first)
     with site.worker(poll=HOUR):
         sleep.wait_until_deep()
         site.wait_for(site.enqueue(sequence="k"), "completed")
