@@ -20,16 +20,15 @@ from sqlalchemy.pool import NullPool
 from cyclone_sqla.hints import Hint
 from cyclone_sqla.own_connection import Outage, OwnConnection
 
-NOTIFY = text(
-    "SELECT pg_notify(channel, queue)"
+_TELLING = (
+    "pg_notify(channel, queue)"
     " FROM unnest(CAST(:channels AS text[]), CAST(:queues AS text[])) AS hint(channel, queue)"
 )
+
+NOTIFY = text(f"SELECT {_TELLING}")
 """Tells the listeners of PostgreSQL about any number of queues in one round trip."""
 
-_HINT = text(
-    "SELECT set_config('synchronous_commit', 'off', true), pg_notify(channel, queue)"
-    " FROM unnest(CAST(:channels AS text[]), CAST(:queues AS text[])) AS hint(channel, queue)"
-)
+_HINT = text(f"SELECT set_config('synchronous_commit', 'off', true), {_TELLING}")
 """The same as a transaction of its own, which need not outlive the server: no flush to disk."""
 
 _SHORTEST_SPACING = 0.002

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -21,9 +22,6 @@ MAX_ID = 2**63 - 1
 
 MAX_PRIORITY = 32767
 """Priorities are small integers: -32768 … 32767, smaller first."""
-
-
-_NOTHING = (None,) * 10
 
 
 class JobRef(NamedTuple):
@@ -80,13 +78,23 @@ class JobSpec(NamedTuple):
         """Whether nothing is asked of it but to run: its columns beside those of every job are
         empty.
         """
-        asked = (
-            self.unique, self.sequence, self.on_failure, self.position, self.process_in,
-            self.process_at, self.deadline, self.timeout, self.tenant, self.trace_id,
-        )  # fmt: skip
-        return asked == _NOTHING and not self.headers
+        return bool(_asked(self) == _NOTHING)
 
     @property
     def rest(self) -> tuple[object, ...]:
         """All but the kind and the arguments."""
         return self[2:]
+
+
+_COLUMNS_OF_EVERY_JOB = {"kind", "arguments", "queue", "priority", "max_attempts"}
+_OF_NO_COLUMN = {"on_duplicate", "idempotency_key", "reject_gap", "sequence_lock"}
+
+# Whatever else there is, or comes one day, has a column that a plain job leaves empty.
+_asked = itemgetter(
+    *(
+        place
+        for place, name in enumerate(JobSpec._fields)
+        if name not in _COLUMNS_OF_EVERY_JOB | _OF_NO_COLUMN
+    )
+)
+_NOTHING = _asked(JobSpec(kind="", arguments=""))
