@@ -4,6 +4,7 @@ import socket
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,12 +13,14 @@ from sqlalchemy import make_url
 
 def hang_up(each: socket.socket) -> None:
     """Close it, and end whatever waits on it in another thread."""
-    try:
+    _end(each)
+    each.close()
+
+
+def _end(each: socket.socket) -> None:
+    """Whoever waits on it is told, and closes it."""
+    with suppress(OSError):  # the other side was faster
         each.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return  # the other side was faster
-    finally:
-        each.close()
 
 
 class Between(ABC):
@@ -50,11 +53,11 @@ class Between(ABC):
         return url.render_as_string(hide_password=False)
 
     def hang_up(self) -> None:
-        """Close every connection, on both sides."""
+        """End every connection, on both sides; the threads that serve them close them."""
         with self._lock:
             sockets, self._sockets = self._sockets, []
         for each in sockets:
-            hang_up(each)
+            _end(each)
 
     @abstractmethod
     def _serve(self, client: socket.socket) -> None:
