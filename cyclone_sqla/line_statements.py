@@ -134,7 +134,7 @@ class LineStatements(StatementSet):
         that somebody has locked, or that has left the line since, is not waited for: what remains
         is a debt.
         """
-        job, line = self.next_in_line()
+        job, line = self._next_in_line()
         promoted = self.syntax.locked(line.order_by(job.c.id), job, "promoted")
         return (
             sa.update(self.job)
@@ -143,7 +143,7 @@ class LineStatements(StatementSet):
             .returning(*self._placed)
         )
 
-    def next_in_line(self) -> tuple[sa.FromClause, sa.Select[Any]]:
+    def _next_in_line(self) -> tuple[sa.FromClause, sa.Select[Any]]:
         """For each listed job that has left its line without a successor: the id of the first in
         the line, if it may lead, and the alias of its row.
         """
@@ -157,6 +157,36 @@ class LineStatements(StatementSet):
         job = self.job.alias("first_in_line")
         is_first = self.syntax.one_of(job.c.id, select(firsts.c.first))
         return job, select(job.c.id).where(is_first, self._may_lead(job))
+
+    def ready_in_line(self, key: ColumnElement[Any]) -> tuple[sa.FromClause, sa.Select[Any]]:
+        """Of a line without positions, that its head has just left: the id of the first, if it may
+        lead and has nothing more to wait for, and the alias of its row.
+
+        What :attr:`admit_next` asks of any number of lines, where each look at a table counts.
+        """
+        line, job = self.job.alias("line"), self.job.alias("first_in_line")
+        sequence = self.tables.sequence.alias("of_line")
+        first = (
+            select(line.c.id)
+            .where(line.c.sequence_key == key, line.c.sequence_open.is_not(None))
+            .order_by(func.coalesce(line.c.position, line.c.id))
+            .limit(1)
+            .scalar_subquery()
+        )
+        head = self.job.alias("head")
+        is_headless = ~sa.exists().where(head.c.sequence_key == key, head.c.admitted.is_not(None))
+        is_first = select(job.c.id).where(job.c.id == first, is_headless)
+        return job, is_first.outerjoin_from(
+            job, sequence, sequence.c.key == job.c.sequence_key
+        ).where(
+            _is_set(job.c.sequence_open),
+            job.c.admitted.is_(None),
+            job.c.position.is_(None),
+            sequence.c.released_through.is_(None),
+            sequence.c.paused_at.is_(None),
+            self._waited(job),
+            job.c.run_at <= self.now(),
+        )
 
     @cached_property
     def keep_as_debt(self) -> Any:

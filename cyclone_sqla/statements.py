@@ -584,20 +584,31 @@ class Statements(StatementSet):
     def complete(self) -> Any:
         """The hot path: runs whose action returned, and that nobody asked to stop."""
         picked = self._held("done", COMPLETED, only_unasked=True)
-        job = self.job
-        return (
-            sa.update(job)
-            .where(job.c.id == picked.c.id)
-            .values(
-                **self._becomes(life.COMPLETE),
-                result=self.syntax.json(picked.c.result),
-                leased_until=None,
-                finished_at=self.now(),
-                updated_at=self.now(),
-                sequence_open=None,
-                admitted=None,
-            )
-            .returning(*self._settled)
+        completed = self._completed(self.syntax.json(picked.c.result))
+        return completed.where(self.job.c.id == picked.c.id).returning(*self._settled)
+
+    def complete_one(self, run: Mapping[str, ColumnElement[Any]]) -> sa.Update:
+        """The same for one run, given as :data:`COMPLETED`: in two thirds of the time."""
+        job = self.job.alias("candidate")
+        held = select(job.c.id).where(
+            job.c.id == run["id"],
+            job.c.lease == run["lease"],
+            job.c.leased_until.is_not(None),
+            job.c.cancel_requested_at.is_(None),
+        )
+        held = held.with_for_update(skip_locked=True, key_share=True)
+        completed = self._completed(self.syntax.json(run["result"]))
+        return completed.where(self.job.c.id == held.scalar_subquery())
+
+    def _completed(self, result: ColumnElement[Any]) -> sa.Update:
+        return sa.update(self.job).values(
+            **self._becomes(life.COMPLETE),
+            result=result,
+            leased_until=None,
+            finished_at=self.now(),
+            updated_at=self.now(),
+            sequence_open=None,
+            admitted=None,
         )
 
     @cached_property

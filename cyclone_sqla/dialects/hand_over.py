@@ -50,8 +50,10 @@ NOTHING_ENDED: Mapping[str, Sequence[Any]] = {
 }  # fmt: skip
 """The values of a turn that settles nothing."""
 
-_VARIABLES = {*_PARAMETERS, "next_id"}
-"""The bound values of the statements that are the function's own, by their names there."""
+_VARIABLES = {name: f"_{name}" for name in [*_PARAMETERS, "key", "next_id"]} | {
+    "one_id": "_done_id[1]", "one_lease": "_done_lease[1]", "one_result": "_done_result[1]",
+}  # fmt: skip
+"""What the bound values of the statements are in the function, if they are its own."""
 
 _CALL = "SELECT * FROM {}({})".format(
     _NAME, ", ".join(f"%s::{type_}" for type_ in _PARAMETERS.values())
@@ -69,11 +71,13 @@ _NO_VERDICT: list[sa.ColumnElement[Any]] = [
 class TurnFunction:
     """What the function is made of: statements that name their bound values as it does.
 
-    ``next_to_claim`` finds an id and its queue, ``claim_next`` takes that job (``next_id``) and
-    ``claim`` others; both return ``claimed``.
+    ``complete_one`` is ``complete`` for one run, which is what most of its time goes into where
+    jobs come one by one. ``next_to_claim`` finds an id and its queue in the line of a ``key``,
+    ``claim_next`` takes that job (``next_id``) and ``claim`` others; both return ``claimed``.
     """
 
     complete: Any
+    complete_one: sa.Update
     advance: Any
     next_to_claim: Any
     admit_next: Any
@@ -125,15 +129,23 @@ class TurnFunction:
             _text(taking.returning(*_NO_VERDICT, *self.claimed))
             for taking in (self.claim_next, self.claim)
         )
+        left = self.complete_one.table.c
+        complete_one = self.complete_one.returning(left.sequence_key, left.position.is_not(None))
         return f"""
 #variable_conflict use_column
 DECLARE
+    _key text;
     _is_numbered boolean;
     _next_id bigint;
     _next_queue text;
     _count bigint;
 BEGIN
-    IF cardinality(_done_id) > 0 THEN
+    IF cardinality(_done_id) = 1 THEN
+        {_text(complete_one)} INTO _key, _is_numbered;
+        IF FOUND THEN
+            settled := _done_id;
+        END IF;
+    ELSIF cardinality(_done_id) > 1 THEN
         WITH done AS ({_text(self.complete)})
         SELECT array_agg(done.id), bool_or(done.position IS NOT NULL)
         INTO settled, _is_numbered FROM done;
@@ -143,7 +155,7 @@ BEGIN
         IF _is_numbered THEN
             {_text(self.advance)};
         END IF;
-        IF _hands_over THEN
+        IF _hands_over AND NOT _is_numbered THEN
             {_text(self.next_to_claim)} INTO _next_id, _next_queue;
         END IF;
         IF _next_id IS NULL THEN
@@ -175,7 +187,7 @@ class _BodyCompiler(PGCompiler):
 
     def visit_bindparam(self, bindparam: BindParameter[Any], *args: Any, **kwargs: Any) -> str:
         if bindparam.key in _VARIABLES:
-            return f"_{bindparam.key}"
+            return _VARIABLES[bindparam.key]
         base: Any = super()  # has no types
         return str(base.visit_bindparam(bindparam, *args, **{**kwargs, "literal_binds": True}))
 

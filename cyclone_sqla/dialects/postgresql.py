@@ -51,7 +51,7 @@ from cyclone_sqla.models import (
 from cyclone_sqla.own_connection import keep_alive
 from cyclone_sqla.patience import Patience, within
 from cyclone_sqla.settings import DEFAULT_SETTINGS, WorkerSettings
-from cyclone_sqla.statements import Columns, NewJob, predicate
+from cyclone_sqla.statements import COMPLETED, Columns, NewJob, predicate
 from cyclone_sqla.urls import url_of, worker_url
 
 if TYPE_CHECKING:
@@ -388,6 +388,7 @@ class PostgresDialect(Dialect):
         self._pipeline = Pipeline()
         self.turns = TurnFunction(
             complete=self.sql.complete,
+            complete_one=self._complete_one(),
             advance=self.lines.advance,
             next_to_claim=self._next_to_claim(),
             admit_next=self.lines.admit_next,
@@ -397,13 +398,16 @@ class PostgresDialect(Dialect):
             claimed=self.sql.claimed,
         )
 
+    def _complete_one(self) -> sa.Update:
+        names = {name: bindparam(f"one_{name}", type_=type_) for name, type_ in COMPLETED.items()}
+        return self.sql.complete_one(names)
+
     def _next_to_claim(self) -> Any:
         """Of the line that a released head has left: the next, locked, if a claim would take it."""
-        job, line = self.lines.next_in_line()
+        job, ready = self.lines.ready_in_line(bindparam("key", type_=Text()))
         kinds = bindparam("kinds_kind", type_=ARRAY(Text()))
         queues = bindparam("wanted_queue", type_=ARRAY(Text()))
-        claimable = line.with_only_columns(job.c.id, job.c.queue).where(
-            self.lines.is_ready(job),
+        claimable = ready.with_only_columns(job.c.id, job.c.queue).where(
             job.c.kind == sa.any_(kinds),
             job.c.queue == sa.any_(queues),
             self.sql.not_paused(job.c.queue),

@@ -44,6 +44,8 @@ class Executor:
     ``actions`` finds the action of a kind. The caller counts slots: it hands in no more jobs than
     may run, and a slot is free again when its run is finished. Outcomes go to ``on_finished``,
     which is called from any thread and must be quick; without it they are put into ``finished``.
+    After that ``on_ended`` is called, to wake whoever takes them; or, in the thread of a sync
+    action that was the last one running, ``go_on``, which may start the next runs right there.
     ``units`` makes the transaction of a run, for a job and whether its action is async; ``at_end``
     is run in the event loop before that is closed.
     """
@@ -54,6 +56,8 @@ class Executor:
         *,
         max_threads: int,
         on_finished: Callable[[Finished], None] | None = None,
+        on_ended: Callable[[], None] = lambda: None,
+        go_on: Callable[[], None] | None = None,
         units: Callable[[ClaimedJob, bool], Unit | None] = lambda _job, _is_async: None,
         at_end: Callable[[], Coroutine[Any, Any, object]] | None = None,
     ) -> None:
@@ -61,6 +65,8 @@ class Executor:
         self._actions = actions
         self._units = units
         self._on_finished = on_finished or self.finished.put
+        self._on_ended = on_ended
+        self._go_on = go_on or on_ended
         # Dictionaries, because single operations on them are atomic: no lock per run. A run is in
         # _runs until it is finished, and in _waiting until it begins or is given back, whichever
         # takes it out first.
@@ -69,7 +75,7 @@ class Executor:
         self._gate = threading.Condition()
         self._stopping = False
         self._patience_ends = float("inf")
-        self._threads = ActionThreads(self._run_sync, max_threads)
+        self._threads = ActionThreads(self._run_sync, self._after_sync, max_threads)
         self._loop = EventLoopThread(at_end)
         self._watchdog = Watchdog(self._interrupt)
 
@@ -89,6 +95,11 @@ class Executor:
     def running(self) -> list[ClaimedJob]:
         """The jobs whose outcome is not known yet, those that overran their timeout included."""
         return [run.job for run in self._runs.copy().values()]
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is no run."""
+        return not self._runs
 
     def cancel(self, job_id: int, lease: int, why: Interruption) -> bool:
         """Ask a run to stop: ``ctx.cancelled`` is set, an async action is cancelled.
@@ -131,6 +142,7 @@ class Executor:
             self._report(Finished(job, Snoozed(UNKNOWN_KIND_DELAY, failure), 0.0))
             text = "no action for job %s: %s"
             say(logging.ERROR, text, job.id, failure.error, extra=log_fields(job))
+            self._on_ended()
             return None
         self._runs[run.key] = self._waiting[run.key] = run
         return run
@@ -149,6 +161,13 @@ class Executor:
         if self._begin(run):
             while self._try_sync(run):
                 pass
+
+    def _after_sync(self) -> None:
+        """In the same thread, when the run is over or goes on in the event loop."""
+        if self._runs:
+            self._on_ended()
+        else:
+            self._go_on()
 
     def _try_sync(self, run: Run) -> bool:
         """Whether the action has to start over."""
@@ -239,6 +258,8 @@ class Executor:
         self._report(Finished(run.job, end.outcome, seconds, end.written, end.is_doubtful))
         # Only now, so that at every moment the job is among the running or the finished ones.
         self._runs.pop(run.key, None)
+        if not self._threads.is_own:
+            self._on_ended()
         if self._stopping:
             with self._gate:
                 self._gate.notify_all()

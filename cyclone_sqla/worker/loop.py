@@ -30,6 +30,7 @@ class Loop:
     before that, to forget what the failed round may have left behind. An outage is logged when it
     begins, once a minute while it lasts, and when it ends. An error that ``is_passing``, such as a
     deadlock, is no outage unless it comes again and again: the round is run again at once.
+    ``at_end`` is called in the thread when it has been stopped.
     """
 
     def __init__(
@@ -40,12 +41,14 @@ class Loop:
         recover: Callable[[BaseException], None] = lambda _exc: None,
         is_passing: Callable[[BaseException], bool] = lambda _exc: False,
         longest_pause: float = LONGEST_PAUSE,
+        at_end: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
         self._step = step
         self._recover = recover
         self._is_passing = is_passing
         self._longest_pause = longest_pause
+        self._at_end = at_end
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"cyclone-{name}", daemon=True)
         self._failing_since: float | None = None
@@ -87,6 +90,7 @@ class Loop:
                 self._stopping.wait(self._pause_after(exc))
             else:
                 self._succeed()
+        self._at_end()
 
     def _pause_after(self, exc: BaseException) -> float:
         """Take note of a failed round; seconds until the next one."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from queue import Empty, SimpleQueue
+from typing import NamedTuple
 
 from cyclone_sqla import operations
 from cyclone_sqla.context import ClaimedJob
@@ -35,6 +36,10 @@ CHAIN = 0.05
 """For as many seconds at most, a line goes on in this worker before those that wait longer."""
 
 
+END_OF_ROUND = 0.002
+"""Seconds that a run which has just ended gives the loop to come to the end of its round."""
+
+
 class HandOvers:
     """Says when the next of a line may be claimed together with its head's end.
 
@@ -44,7 +49,8 @@ class HandOvers:
 
     def __init__(self) -> None:
         self._is_full = True
-        self._is_called = True
+        self._calls = 1
+        self._calls_seen = self._calls_answered = 0
         self._ends = 0.0
         self._looks_again = 0.0
 
@@ -54,14 +60,15 @@ class HandOvers:
 
     def suffice(self, slots: Mapping[str, int]) -> bool:
         """Whether a turn that hands over need not look for others."""
+        self._calls_seen = self._calls
         if sum(slots.values()) == 1:
             return True
-        is_answered = not self._is_full and not self._is_called
+        is_answered = not self._is_full and self._calls_seen == self._calls_answered
         return is_answered and time.monotonic() < self._looks_again
 
     def called(self) -> None:
-        """There may be new jobs."""
-        self._is_called = True
+        """There may be new jobs. From any thread: a call during a look asks for another one."""
+        self._calls += 1
 
     def note(self, wanted: Claiming, claimed: int) -> None:
         """This many were claimed."""
@@ -73,8 +80,22 @@ class HandOvers:
         if has_looked or is_full:
             self._is_full = is_full
         if has_looked:
-            self._is_called = False
+            self._calls_answered = self._calls_seen
             self._looks_again = ends
+
+
+class _Turn(NamedTuple):
+    """What a turn has come to: of so many ends some could not be written yet, being ``busy``."""
+
+    ends: int
+    busy: int
+    has_looked: bool
+    claimed: int
+
+    @property
+    def has_found(self) -> bool:
+        """Whether there may be more to do."""
+        return bool(self.claimed or (self.ends and not self.busy))
 
 
 class Work:
@@ -117,11 +138,62 @@ class Work:
         self._was_called = False
         self._is_uncertain = False
         self._is_claiming = True
+        self._taking_turns = threading.Lock()
+        self._is_asleep = False
+        self._looks = 0
+        self._failure: BaseException | None = None
         self.has_stopped_claiming = threading.Event()
         """After :meth:`stop_claiming`: set once the holdings know of every job ever claimed."""
 
     def round(self) -> None:
         """One round, with its wait if there was nothing to do."""
+        with self._taking_turns:
+            failure, self._failure = self._failure, None
+            if failure is not None:
+                raise failure
+            turn = self._take_turn()
+            if turn.has_found:
+                self._found_something()
+            self._is_asleep = len(self._settler) <= turn.busy
+        if self._is_asleep:
+            self._wait(has_looked=turn.has_looked and not turn.claimed)
+            self._is_asleep = False
+
+    def go_on(self) -> None:
+        """A round in the thread of the run that was the last one, while the loop sleeps.
+
+        Where jobs come one after the other, as those of a sequence do, neither thread has to be
+        woken then. The loop is, if nothing was started here, or anything is left to do. One that is
+        awake takes its turn now, or has taken it, and finds what has ended.
+        """
+        if not self._taking_turns.acquire(timeout=END_OF_ROUND):
+            self._wakeup.set(RUN_ENDED)
+            return
+        try:
+            is_left = self._is_asleep and not self._finished.empty()
+            if is_left and not self._goes_on():
+                self._wakeup.set(RUN_ENDED)
+        finally:
+            self._taking_turns.release()
+
+    def _goes_on(self) -> bool:
+        """Whether a run was started here, and nothing is left to do."""
+        if not self._is_claiming or not self._executor.is_idle:
+            return False
+        try:
+            turn = self._take_turn()
+        except BaseException as exc:  # noqa: BLE001 - the loop raises it, logs it and recovers
+            self._failure = exc
+            return False
+        return turn.claimed > 0 and not len(self._settler)
+
+    def end(self) -> None:
+        """After the last round: none is taken any more."""
+        with self._taking_turns:
+            self._is_asleep = False
+
+    def _take_turn(self) -> _Turn:
+        self._looks += 1
         is_claiming = self._is_claiming
         finished = self._drain()
         self._settler.add(finished)
@@ -136,10 +208,7 @@ class Work:
             self._tell_others(finished)
             self.has_stopped_claiming.set()
         self._start(claimed)
-        if claimed or (batch and not busy):
-            self._found_something()
-        if len(self._settler) <= busy:
-            self._wait(has_looked=bool(slots) and not claimed)
+        return _Turn(len(batch), busy, has_looked=bool(slots), claimed=len(claimed))
 
     def stop_claiming(self) -> None:
         """Claim no more; a claim that is under way still ends."""
@@ -209,16 +278,22 @@ class Work:
         """Whether there was a call before the time of the next look.
 
         What is for others is passed on. They may bring work: this worker's stager calls by itself,
-        but where another one's was first there is only the look.
+        but where another one's was first there is only the look. If a run's thread has looked
+        meanwhile, the next look is due later.
         """
-        ends = time.monotonic() + self._linger.next_wait()
-        while (called := self._wakeup.wait(max(0.0, ends - time.monotonic()))) is not None:
-            self._answer(called)
-            if not called <= FOR_OTHERS:
-                return True
-            self._linger.reset(to=1)
-            ends = min(ends, time.monotonic() + self._linger.next_wait())
-        return False
+        looks, ends = self._looks, time.monotonic() + self._linger.next_wait()
+        while True:
+            called = self._wakeup.wait(max(0.0, ends - time.monotonic()))
+            if called is not None:
+                self._answer(called)
+                if not called <= FOR_OTHERS:
+                    return True
+                self._linger.reset(to=1)
+                ends = min(ends, time.monotonic() + self._linger.next_wait())
+            elif looks != self._looks:
+                looks, ends = self._looks, time.monotonic() + self._linger.next_wait()
+            else:
+                return False
 
     def _answer(self, called: Collection[str]) -> None:
         if called != {RUN_ENDED}:

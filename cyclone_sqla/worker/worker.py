@@ -282,6 +282,8 @@ class _Parts:
             cyclone.registry.get,
             max_threads=runs,
             on_finished=self._on_finished,
+            on_ended=partial(self.wakeup.set, RUN_ENDED),
+            go_on=self._go_on,
             units=partial(UnitOfWork, books),
             at_end=self.sessions.dispose_async,
         )
@@ -353,7 +355,13 @@ class _Parts:
         """In the order in which they end."""
         passing = self.dialect.is_passing
         return [
-            Loop("work", self.work.round, recover=self.work.recover, is_passing=passing),
+            Loop(
+                "work",
+                self.work.round,
+                recover=self.work.recover,
+                is_passing=passing,
+                at_end=self.work.end,
+            ),
             Loop("stage", self.stager.round, is_passing=passing),
             Loop("rescue", self.rescuer.round, is_passing=passing),
             Loop("prune", self.pruner.round, is_passing=passing),
@@ -551,8 +559,10 @@ class _Parts:
 
     def _on_finished(self, finished: Finished) -> None:
         self.executor.finished.put(finished)
-        self.wakeup.set(RUN_ENDED)
         self.worker.note_end()
+
+    def _go_on(self) -> None:
+        self.work.go_on()
 
     def _record(self) -> Mapping[str, Any]:
         return {

@@ -12,10 +12,10 @@ OF_ALL_KEYS = sized(40_000)
 SLOTS = 500
 
 
-def in_order(place: Place, count: int, keys: int) -> float:
+def in_order(place: Place, count: int, keys: int, kind: str = "atick") -> float:
     """Drain fresh jobs of these many sequences, as an enqueue has left them."""
     place.empty()
-    jobs = place.fill_lines(count, keys, "atick")
+    jobs = place.fill_lines(count, keys, kind)
     place.tidy()
     return drain(place, jobs, [Runner.ours(place, slots=SLOTS)]).rate
 
@@ -41,7 +41,7 @@ def test_one_key_in_order(place: PostgresPlace, book: Book) -> None:
         "sequences",
         f"{ONE_KEY:,} jobs of one key in order",
         place.name,
-        ours=lambda: in_order(place, ONE_KEY, 1),
+        ours=lambda: in_order(place, ONE_KEY, 1, "tick"),
         reference=lambda: one_by_one_by_hand(place),
         beside="psycopg by hand, one completed and the next claimed in a pipelined transaction",
         size=ONE_KEY,
