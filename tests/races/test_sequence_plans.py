@@ -14,7 +14,6 @@ from cyclone_sqla import Job, JobSpec, admission, operations
 from cyclone_sqla.dialects import Dialect
 from cyclone_sqla.dialects.floors import Floor
 from cyclone_sqla.dialects.postgresql import PostgresDialect
-from cyclone_sqla.statements import COMPLETED
 from tests.races.actors import Race
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -200,7 +199,7 @@ def test_the_next_of_the_hot_key_itself_costs_no_more(crowded: Race) -> None:
 
 def test_what_a_turn_of_a_lone_head_is_made_of_looks_at_no_blocked_job(crowded: Race) -> None:
     assert isinstance(crowded.dialect, PostgresDialect)
-    turns, syntax = crowded.dialect.turns, crowded.dialect.syntax
+    turns = crowded.dialect.turns
     application, worker = crowded.application(), crowded.worker()
     first, second = (application.enqueue("x") for _ in range(2))
     application.commit()
@@ -211,10 +210,10 @@ def test_what_a_turn_of_a_lone_head_is_made_of_looks_at_no_blocked_job(crowded: 
 
     def turn() -> None:
         now = {"now": crowded.dialect.now()}
-        done = syntax.bind("done", COMPLETED, [(job.id, job.lease, None)])
-        worker.connection.execute(turns.complete, {**done, **now})
+        done = {"one_id": job.id, "one_lease": job.lease, "one_result": None}
+        worker.connection.execute(turns.complete_one, {**done, **now})
         served = {"kinds_kind": ["work"], "wanted_queue": ["default"], "wanted_slots": [4000]}
-        released = {"released_id": [job.id], **served, **now}
+        released = {"key": "x", **served, **now}
         next_id, _ = worker.connection.execute(turns.next_to_claim, released).one()
         no_floors = {f"floors_{name}": [] for name in Floor._fields}
         lease = {"claimed_by": "worker", "lease_length": timedelta(minutes=1)}

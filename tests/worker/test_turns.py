@@ -1,9 +1,11 @@
 """What one round of a busy worker does at once: settle, hand on, claim."""
 
 import json
+import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -12,10 +14,13 @@ import pytest
 import sqlalchemy as sa
 
 from cyclone_sqla import Context
+from cyclone_sqla.context import ClaimedJob
 from cyclone_sqla.operations import Claiming
+from cyclone_sqla.worker.executor import Executor
 from cyclone_sqla.worker.work import CHAIN, HandOvers
 from tests.databases import Database
-from tests.worker.site import Gate, Site, nothing
+from tests.waiting import wait_until
+from tests.worker.site import Gate, Site, messages, nothing
 
 
 def test_a_job_comes_with_its_headers_and_result_whichever_round_claimed_it(
@@ -84,12 +89,85 @@ def test_the_next_in_line_is_enough_from_a_look_that_left_slots_free_until_someb
     assert [claim.only_next for claim in asked] == [False, True, False, False]
 
 
+def test_a_call_during_a_look_asks_for_another_one() -> None:
+    hand_overs = HandOvers()
+    look = wanted(hand_overs, 5)
+    hand_overs.called()
+    hand_overs.note(look, 2)
+    assert not wanted(hand_overs, 3).only_next
+
+
 def test_others_are_looked_for_from_time_to_time_though_nobody_calls() -> None:
     hand_overs = HandOvers()
     hand_overs.note(wanted(hand_overs, 5), 2)
     hand_overs.note(wanted(hand_overs, 5), 1)  # the next of a line
     time.sleep(CHAIN)
     assert not wanted(hand_overs, 5).only_next
+
+
+def test_jobs_that_come_one_after_the_other_stay_in_their_thread_and_wake_nobody(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, starters = Site(database), Counter[str]()
+
+    def starting(executor: Executor, jobs: Sequence[ClaimedJob]) -> list[ClaimedJob]:
+        starters[threading.current_thread().name.rstrip("-0123456789")] += len(jobs)
+        return start(executor, jobs)
+
+    start = Executor.start_runs
+    monkeypatch.setattr(Executor, "start_runs", starting)
+    site.action(nothing)
+    site.enqueue_many(300, sequence="a")
+    with site.worker(concurrency=5):
+        site.wait_until_all_are("completed")
+
+    assert starters["cyclone-action"] > starters["cyclone-work"]
+
+
+def test_a_turn_that_fails_in_the_thread_of_a_run_is_taken_again_by_the_loop(
+    postgresql_database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    site, ran = Site(postgresql_database), list[int]()
+
+    def work(ctx: Context) -> None:
+        ran.append(ctx.job.id)
+        if len(ran) % 50 == 0:
+            site.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE pid <> pg_backend_pid() AND datname = current_database()"
+            )
+
+    site.action(work)
+    line = site.enqueue_many(150, sequence="a")
+    with caplog.at_level("INFO", "cyclone_sqla.worker"), site.worker(concurrency=5) as worker:
+        wait_until(lambda: len(ran) >= len(line), "all have run")  # whoever asks is cut off too
+        site.wait_until_all_are("completed")
+        wait_until(lambda: worker.is_healthy, "every loop works again")
+
+    assert ran == line
+    told = messages(caplog.records)
+    assert sum(text.startswith("the work loop failed") for text in told) == 3
+    assert sum(text.startswith("the work loop works again") for text in told) == 3
+
+
+def test_a_stop_ends_a_line_that_goes_on_in_the_thread_of_its_runs(database: Database) -> None:
+    site, ran, is_going = Site(database), list[int](), Gate()
+    is_going.open()
+
+    def work(ctx: Context) -> None:
+        ran.append(ctx.job.id)
+        is_going()
+
+    site.action(work)
+    line = site.enqueue_many(3000, sequence="a")
+    with site.worker(concurrency=5) as worker:
+        is_going.await_arrival(40)
+        assert worker.stop()
+
+    assert len(ran) < len(line)
+    assert ran == line[: len(ran)]
+    states = site.states()
+    assert (states["completed"], states["running"]) == (len(ran), 0)
 
 
 @contextmanager
