@@ -556,7 +556,8 @@ def settle_and_claim(
 def _take_turn(
     connection: Connection, dialect: Dialect, settlements: Sequence[Settlement], wanted: Claiming
 ) -> Turn:
-    steps, slots, params = _completing(dialect, settlements), wanted.slots, wanted.params
+    steps = _and_hand_on(dialect, _completing(dialect, settlements), settlements)
+    slots, params = wanted.slots, wanted.params
     hands_over = wanted.hands_over and len(settlements) == 1
     turn = dialect.take_turn(
         connection, steps, slots, params, hands_over=hands_over, only_next=wanted.only_next
@@ -568,7 +569,7 @@ def _take_turn(
 
 
 def _turn_of(rows: Sequence[Rows], claimed: Rows = ()) -> Turn:
-    """``rows`` are those of the steps of :func:`_completing`."""
+    """``rows`` are those of the steps of :func:`_and_hand_on`."""
     written, *handed_on = rows
     return Turn([row.id for row in written], has_delayed(new_heads(handed_on)), claimed)
 
@@ -803,17 +804,37 @@ def _complete(
     after_release: AfterRelease,
 ) -> tuple[Settled, list[Settlement]]:
     """Write the ends of runs that returned; those asked to stop are left as they are, and named."""
-    rows = dialect.run(connection, _completing(dialect, settlements, after_release))
+    if len(settlements) == 1:
+        complete = _completing_one(dialect, settlements[0])
+    else:
+        complete = _completing(dialect, settlements)
+    rows = dialect.run(connection, _and_hand_on(dialect, complete, settlements, after_release))
     return _judge_completed(connection, dialect, settlements, _turn_of(rows))
 
 
-def _completing(
-    dialect: Dialect, settlements: Sequence[Settlement], after_release: AfterRelease = handing_on
-) -> list[Step]:
-    """The statements that write these ends."""
+def _completing(dialect: Dialect, settlements: Sequence[Settlement]) -> Step:
     rows = [(s.job_id, s.lease, _result(s.outcome)) for s in settlements]
     bound = dialect.syntax.bind("done", statements.COMPLETED, rows)
-    complete = Step(dialect.sql.complete, {**bound, "now": dialect.now()})
+    return Step(dialect.sql.complete, {**bound, "now": dialect.now()})
+
+
+def _completing_one(dialect: Dialect, settlement: Settlement) -> Step:
+    values = {
+        "one_id": settlement.job_id,
+        "one_lease": settlement.lease,
+        "one_result": _result(settlement.outcome),
+        "now": dialect.now(),
+    }
+    return Step(dialect.sql.complete_one, values)
+
+
+def _and_hand_on(
+    dialect: Dialect,
+    complete: Step,
+    settlements: Sequence[Settlement],
+    after_release: AfterRelease = handing_on,
+) -> list[Step]:
+    """The statements that write these ends."""
     heads = [s.job_id for s in settlements if s.sequence_key is not None]
     return [complete, *after_release(dialect, heads)] if heads else [complete]
 

@@ -42,7 +42,7 @@ class Pipeline:
         calls = [
             self._call(connection, driver.cursor(row_factory=namedtuple_row), s) for s in steps
         ]
-        if is_between_transactions(connection):
+        if len(calls) > 1 and is_between_transactions(connection):
             calls = [partial(driver.execute, BEGIN), *calls, partial(driver.execute, "COMMIT")]
         with driver_errors(connection):
             cursors = _send(driver, calls, connection.dialect.loaded_dbapi.Error)
@@ -123,11 +123,13 @@ def is_between_transactions(connection: Connection) -> bool:
 
 
 def _send(driver: Any, calls: Sequence[Callable[[], Any]], base: type[BaseException]) -> list[Any]:
-    """Make the calls in one round trip; the cursors that they return.
+    """Make the calls in one round trip; the cursors that they return. One call needs no pipeline.
 
     The first error tells what was wrong. Those that follow only say that the pipeline is aborted,
     and one that leaves the block makes the driver log them.
     """
+    if len(calls) == 1:
+        return [calls[0]()]
     cursors: list[Any] = []
     first: BaseException | None = None
     try:

@@ -51,7 +51,7 @@ from cyclone_sqla.models import (
 from cyclone_sqla.own_connection import keep_alive
 from cyclone_sqla.patience import Patience, within
 from cyclone_sqla.settings import DEFAULT_SETTINGS, WorkerSettings
-from cyclone_sqla.statements import COMPLETED, Columns, NewJob, predicate
+from cyclone_sqla.statements import Columns, NewJob, predicate
 from cyclone_sqla.urls import url_of, worker_url
 
 if TYPE_CHECKING:
@@ -388,7 +388,7 @@ class PostgresDialect(Dialect):
         self._pipeline = Pipeline()
         self.turns = TurnFunction(
             complete=self.sql.complete,
-            complete_one=self._complete_one(),
+            complete_one=self.sql.completing_one(),
             advance=self.lines.advance,
             next_to_claim=self._next_to_claim(),
             admit_next=self.lines.admit_next,
@@ -397,10 +397,6 @@ class PostgresDialect(Dialect):
             claim=self._build_claim(),
             claimed=self.sql.claimed,
         )
-
-    def _complete_one(self) -> sa.Update:
-        names = {name: bindparam(f"one_{name}", type_=type_) for name, type_ in COMPLETED.items()}
-        return self.sql.complete_one(names)
 
     def _next_to_claim(self) -> Any:
         """Of the line that a released head has left: the next, locked, if a claim would take it."""
