@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy import Dialect as SqlalchemyDialect
@@ -36,12 +37,8 @@ class Pipeline:
 
     def run(self, connection: Connection, steps: Sequence[Step]) -> list[Rows]:
         """The rows of each step; on a connection whose transaction is open, in that one."""
-        from psycopg.rows import namedtuple_row
-
         driver: Any = connection.connection.driver_connection
-        calls = [
-            self._call(connection, driver.cursor(row_factory=namedtuple_row), s) for s in steps
-        ]
+        calls = [self._call(connection, driver, step) for step in steps]
         if len(calls) > 1 and is_between_transactions(connection):
             calls = [partial(driver.execute, BEGIN), *calls, partial(driver.execute, "COMMIT")]
         with driver_errors(connection):
@@ -49,8 +46,9 @@ class Pipeline:
             rows: list[Rows] = [c.fetchall() if c.description else () for c in cursors]
         return rows[1:-1] if len(calls) > len(steps) else rows
 
-    def _call(self, connection: Connection, cursor: Any, step: Step) -> Callable[[], Any]:
+    def _call(self, connection: Connection, driver: Any, step: Step) -> Callable[[], Any]:
         compiled = self._compile(connection, step.statement)
+        cursor = driver.cursor(row_factory=compiled.rows)
         return partial(cursor.execute, compiled.sql, compiled.bind(step.params))
 
     def _compile(self, connection: Connection, statement: Any) -> _Compiled:
@@ -60,18 +58,31 @@ class Pipeline:
         return self._compiled[key]
 
 
-class _Compiled(NamedTuple):
+@dataclass
+class _Compiled:
     """A statement's text, and what its parameters are turned into before they are sent."""
 
     sql: str
     compiler: SQLCompiler
     processors: Mapping[str, Callable[[Any], Any]]
+    _row: Callable[[Sequence[Any]], Any] | None = None
 
     def bind(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
         values = self.compiler.construct_params(dict(params))
         for name, process in self.processors.items():
             values[name] = process(values[name])
         return values
+
+    def rows(self, cursor: Any) -> Callable[[Sequence[Any]], Any]:
+        """The driver's row factory, which asks for the columns at the first answer alone."""
+        from psycopg.rows import namedtuple_row
+
+        if self._row is not None:
+            return self._row
+        row = namedtuple_row(cursor)
+        if cursor.description:
+            self._row = row
+        return row
 
 
 def _compiled(statement: Any, dialect: SqlalchemyDialect) -> _Compiled:
