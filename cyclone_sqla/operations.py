@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import sqlalchemy as sa
@@ -575,7 +576,10 @@ def _turn_of(rows: Sequence[Rows], claimed: Rows = ()) -> Turn:
 
 
 def _all_claimed(rows: Iterable[Any]) -> list[ClaimedJob]:
-    return [_claimed(row) for row in sorted(rows, key=lambda row: (row.priority, row.id))]
+    return [_claimed(row) for row in sorted(rows, key=_ORDER)]
+
+
+_ORDER = attrgetter("priority", "id")
 
 
 def _claimed(row: Any) -> ClaimedJob:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from itertools import islice
@@ -365,6 +365,16 @@ def async_engine_like(database: Engine | sa.URL, drivername: str, size: int) -> 
             "ctx.async_session needs SQLAlchemy's asyncio part and an asynchronous driver: "
             "install cyclone-sqla[async]"
         ) from exc
+
+
+def row_maker(names: Iterable[str]) -> Callable[[Iterable[Any]], Any]:
+    """Makes rows with these columns, whose values are had in a tenth of the time that those of
+    SQLAlchemy's rows take.
+    """
+    row_class: Any = NamedTuple  # its fields are known only here
+    row: Any = row_class("Row", [(name, Any) for name in names])
+    make: Callable[[Iterable[Any]], Any] = row._make
+    return make
 
 
 def _rows_of(result: sa.CursorResult[Any]) -> Rows:

@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import sqlalchemy as sa
 from sqlalchemy import BindParameter, Connection
 from sqlalchemy.dialects.postgresql.base import PGCompiler, PGDialect
 from sqlalchemy.exc import DBAPIError
 
-from cyclone_sqla.dialects.base import Turn
+from cyclone_sqla.dialects.base import Turn, row_maker
 from cyclone_sqla.dialects.pipeline import driver_errors
 from cyclone_sqla.lifecycle import WaitsFor
 from cyclone_sqla.models import JsonText
@@ -119,10 +119,8 @@ class TurnFunction:
     @cached_property
     def _rows(self) -> Callable[[object], Any]:
         """A row factory of the driver's, which would else look its class up anew at every call."""
-        names = ["settled", "has_delayed", *(column.name for column in self.claimed)]
-        row_class: Any = NamedTuple  # its fields are known only here
-        row = row_class("TurnRow", [(name, Any) for name in names])
-        return lambda _cursor: row._make
+        make = row_maker(["settled", "has_delayed", *(column.name for column in self.claimed)])
+        return lambda _cursor: make
 
     def _body(self) -> str:
         claim_next, claim = (

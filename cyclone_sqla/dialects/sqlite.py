@@ -34,6 +34,7 @@ from cyclone_sqla.dialects.base import (
     WorkerConnection,
     async_engine_like,
     connecting_like,
+    row_maker,
     session_pool,
 )
 from cyclone_sqla.errors import (
@@ -112,6 +113,8 @@ class SqliteSyntax:
 
     def bind(self, name: str, columns: Columns, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
         encoders = [_ENCODERS.get(type(type_)) for type_ in columns.values()]
+        if not any(encoders):
+            return {name: json.dumps(rows)}
         plain = [
             [
                 encode(value) if encode is not None and value is not None else value
@@ -176,6 +179,7 @@ class SqliteDialect(Dialect):
         last = select(counter.c.value).where(counter.c.name == LEASE_COUNTER)
         self._last_lease = last.scalar_subquery()
         self._claim = self._build_claim()
+        self._row = row_maker(column.name for column in self.sql.claimed)
         self._claim_this = self.sql.claim_this(self._last_lease + 1)
         self._probe = self._build_probe()
         self._raise_leases = (
@@ -319,14 +323,14 @@ class SqliteDialect(Dialect):
     def claim(
         self, connection: Connection, slots: Mapping[str, int], params: Mapping[str, Any]
     ) -> Rows:
-        rows: list[sa.Row[Any]] = []
+        rows: list[Any] = []
         kinds = self.syntax.bind("kinds", {"kind": Text()}, [(kind,) for kind in params["kinds"]])
         for queue, count in slots.items():
             given = {**params, **kinds, "of_queue": queue, "slots": count, "now": self.now()}
             claimed = connection.execute(self._claim, given).all()
             if claimed:
                 connection.execute(self._raise_leases, {"count": len(claimed)})
-            rows += claimed
+            rows += map(self._row, claimed)
         return rows
 
     def claim_this(self, connection: Connection, params: Mapping[str, Any]) -> Rows:
