@@ -72,12 +72,13 @@ def test_drain_by_two_processes(place: PostgresPlace, book: Book) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["write", "awrite"])
 @pytest.mark.parametrize(
-    ("loop", "beside"),
+    ("kind", "loop", "beside"),
     [
-        ("transactional", "psycopg by hand, the same threads"),
-        ("sessions", "Sessions by hand, the same threads"),
+        ("write", "transactional", "psycopg by hand, the same threads"),
+        ("write", "sessions", "Sessions by hand, the same threads"),
+        ("awrite", "transactional", "psycopg by hand, the same threads"),
+        ("awrite", "async sessions", "AsyncSessions by hand, as many tasks"),
     ],
 )
 def test_drain_of_transactional_actions(

@@ -266,7 +266,8 @@ def test_what_hints_cost_many_clients(place: PostgresPlace, book: Book) -> None:
     untold.engine.dispose()
 
 
-def test_one_a_transaction_on_sqlite(sqlite_place: SqlitePlace, book: Book) -> None:
+@pytest.mark.parametrize("beside", ["sqlite3 by hand", "SQLAlchemy by hand, INSERT of the row"])
+def test_one_a_transaction_on_sqlite(sqlite_place: SqlitePlace, book: Book, beside: str) -> None:
     engine = sa.create_engine(sqlite_place.url)
 
     @sa.event.listens_for(engine, "connect")
@@ -275,16 +276,22 @@ def test_one_a_transaction_on_sqlite(sqlite_place: SqlitePlace, book: Book) -> N
 
     producer = Producer(sqlite_place.url)
     producer.engine = engine
+    references: dict[str, Callable[[int], object]] = {
+        "sqlite3 by hand": lambda count: by_hand.enqueue_in_sqlite(sqlite_place.path, count),
+        "SQLAlchemy by hand, INSERT of the row": lambda count: producer.in_sessions(
+            producer.by_insert, count
+        ),
+    }
+    reference = references[beside]
     producer.in_sessions(producer.plain, 20)
+    reference(20)
     book.compare(
         "enqueue",
         "one a transaction, Session, plain, synchronous=FULL",
         sqlite_place.name,
         ours=lambda: rate(ONE_BY_ONE, lambda: producer.in_sessions(producer.plain, ONE_BY_ONE)),
-        reference=lambda: rate(
-            ONE_BY_ONE, lambda: by_hand.enqueue_in_sqlite(sqlite_place.path, ONE_BY_ONE)
-        ),
-        beside="sqlite3 by hand",
+        reference=lambda: rate(ONE_BY_ONE, lambda: reference(ONE_BY_ONE)),
+        beside=beside,
         size=ONE_BY_ONE,
     )
     engine.dispose()

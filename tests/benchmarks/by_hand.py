@@ -4,11 +4,13 @@ No retries, leases, delays or history: what a loop costs that does nothing but t
 nothing with them and mark them as done. It has a table of its own with one partial index.
 """
 
+import asyncio
 import select
 import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import psycopg
 import sqlalchemy as sa
@@ -144,6 +146,30 @@ def _one_by_one_in_sessions(engine: sa.Engine) -> None:
                 session.execute(_COMPLETE, {"job_id": row.id})
         if row is None:
             time.sleep(0.01)
+
+
+def transactional_in_async_sessions(url: str, tasks: int) -> None:
+    """The same as an asynchronous application would write it."""
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    async def work() -> None:
+        engine = create_async_engine(url, pool_size=tasks)
+        await asyncio.gather(*(_one_by_one_in_async_sessions(engine) for _ in range(tasks)))
+
+    asyncio.run(work())
+
+
+async def _one_by_one_in_async_sessions(engine: Any) -> None:
+    from sqlalchemy.ext.asyncio import AsyncSession
+
+    while True:
+        async with AsyncSession(engine) as session, session.begin():
+            row = (await session.execute(_CLAIM_ONE)).first()
+            if row is not None:
+                await session.execute(sa.insert(_EFFECT_TABLE), {"job_id": row.id})
+                await session.execute(_COMPLETE, {"job_id": row.id})
+        if row is None:
+            await asyncio.sleep(0.01)
 
 
 def _all_of(count: int, work: Callable[[], None]) -> None:

@@ -106,6 +106,7 @@ class ByHand:
             "marked": lambda: by_hand.loop(dsn, mark, by_hand.BATCH),
             "transactional": lambda: by_hand.transactional(dsn, threads),
             "sessions": lambda: by_hand.transactional_in_sessions(url, threads),
+            "async sessions": lambda: by_hand.transactional_in_async_sessions(url, threads),
             "sqlite": lambda: by_hand.loop_in_sqlite(sa.make_url(url).database or "", _nothing),
         }
         self._thread = threading.Thread(target=loops[loop], daemon=True)
