@@ -178,7 +178,7 @@ class Work:
 
     def _goes_on(self) -> bool:
         """Whether a run was started here, and nothing is left to do."""
-        if not self._is_claiming or not self._executor.is_idle:
+        if not self._is_claiming or not self._executor.is_idle or self._failure is not None:
             return False
         try:
             turn = self._take_turn()

@@ -3,7 +3,6 @@
 The harness copies it among its own adapters, hence the imports that are not of this project.
 """
 
-import asyncio
 import threading
 from typing import Any
 
@@ -25,8 +24,8 @@ META = {
         "AND state IN ('available', 'running') OR waits_for IN ('admission', 'turn'))"
     ),
     "settings": (
-        "psycopg, defaults, 500 slots, async actions (option sync: threads); enqueue on a "
-        "Connection (option session: in a Session); keys are sequences"
+        "psycopg, defaults, 500 slots, async actions (option sync: threads), sync ones of the "
+        "keys, which are sequences; enqueue on a Connection (option session: in a Session)"
     ),
 }
 
@@ -109,12 +108,11 @@ class Adapter(Base):
             async def work(seq: int) -> None:
                 REC.tick(seq)
 
-        async def keyed(key: str, seq: int) -> None:
+        def keyed(key: str, seq: int) -> None:
             if key == "hot":
-                await asyncio.sleep(3600)
+                threading.Event().wait()
             REC.enter(key)
             REC.tick(seq)
-            await asyncio.sleep(0)
             REC.leave(key)
 
         self.work = cyclone.action(kind="work", queue="bench")(work)
