@@ -28,7 +28,7 @@ from cyclone_sqla.admission import (
     owing,
 )
 from cyclone_sqla.context import ClaimedJob
-from cyclone_sqla.dialects import Dialect, Rows, Step, Turn
+from cyclone_sqla.dialects import Dialect, Ended, Rows, Step, Turn
 from cyclone_sqla.errors import (
     CycloneError,
     Duplicate,
@@ -522,7 +522,7 @@ class Claiming:
 def claim(connection: Connection, dialect: Dialect, wanted: Claiming) -> list[ClaimedJob]:
     """Take jobs, of each queue by priority and id."""
     slots, params = wanted.slots, wanted.params
-    turn = dialect.take_turn(connection, (), slots, params, hands_over=False, only_next=False)
+    turn = dialect.take_turn(connection, Ended(), slots, params, hands_over=False, only_next=False)
     return _all_claimed(dialect.claim(connection, slots, params) if turn is None else turn.claimed)
 
 
@@ -557,14 +557,20 @@ def settle_and_claim(
 def _take_turn(
     connection: Connection, dialect: Dialect, settlements: Sequence[Settlement], wanted: Claiming
 ) -> Turn:
-    steps = _and_hand_on(dialect, _completing(dialect, settlements), settlements)
     slots, params = wanted.slots, wanted.params
+    ended = Ended(
+        [s.job_id for s in settlements],
+        [s.lease for s in settlements],
+        [_result(s.outcome) for s in settlements],
+        [s.job_id for s in settlements if s.sequence_key is not None],
+    )
     hands_over = wanted.hands_over and len(settlements) == 1
     turn = dialect.take_turn(
-        connection, steps, slots, params, hands_over=hands_over, only_next=wanted.only_next
+        connection, ended, slots, params, hands_over=hands_over, only_next=wanted.only_next
     )
     if turn is not None:
         return turn
+    steps = _and_hand_on(dialect, _completing(dialect, settlements), settlements)
     rows, claimed = dialect.run_and_claim(connection, steps, slots, params)
     return _turn_of(rows, claimed)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from cyclone_sqla.clock import Clock
-from cyclone_sqla.dialects.base import Dialect, HintMode, Rows, Step, Turn, WorkerConnection
+from cyclone_sqla.dialects.base import Dialect, Ended, HintMode, Rows, Step, Turn, WorkerConnection
 from cyclone_sqla.errors import ConfigurationError
 
-__all__ = ["Dialect", "HintMode", "Rows", "Step", "Turn", "WorkerConnection", "dialect_of"]
+__all__ = ["Dialect", "Ended", "HintMode", "Rows", "Step", "Turn", "WorkerConnection", "dialect_of"]
 
 
 def dialect_of(name: str, schema: str | None, clock: Clock) -> Dialect:

@@ -52,6 +52,17 @@ class Step(NamedTuple):
     params: Mapping[str, Any]
 
 
+class Ended(NamedTuple):
+    """The runs that a worker's turn settles: each simply returned. ``released`` are the ids of
+    those that leave a sequence.
+    """
+
+    ids: Sequence[int] = ()
+    leases: Sequence[int] = ()
+    results: Sequence[str | None] = ()
+    released: Sequence[int] = ()
+
+
 class Turn(NamedTuple):
     """What a worker's turn did: the ids of the jobs that it settled, whether the head of a sequence
     waits for its time now, and the rows of the jobs that it claimed.
@@ -242,7 +253,7 @@ class Dialect(ABC):
     def take_turn(
         self,
         connection: Connection,
-        steps: Sequence[Step],
+        ended: Ended,
         slots: Mapping[str, int],
         params: Mapping[str, Any],
         *,
@@ -251,9 +262,8 @@ class Dialect(ABC):
     ) -> Turn | None:
         """Settle runs that returned, hand on, and claim, by one call; None where it can't be had.
 
-        ``steps`` are those that would do the first two; none if no run has ended. One that
-        ``hands_over`` gives the next in line of a lone head to this worker without asking who else
-        waits; then, with ``only_next``, it claims no other.
+        One that ``hands_over`` gives the next in line of a lone head to this worker without asking
+        who else waits; then, with ``only_next``, it claims no other.
         """
         return None
 

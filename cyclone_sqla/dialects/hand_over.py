@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, cast
 
 import sqlalchemy as sa
@@ -45,20 +45,10 @@ _PARAMETERS = {
     "now": "timestamptz",
 }
 
-NOTHING_ENDED: Mapping[str, Sequence[Any]] = {
-    "done_id": [], "done_lease": [], "done_result": [], "released_id": [],
-}  # fmt: skip
-"""The values of a turn that settles nothing."""
-
 _VARIABLES = {name: f"_{name}" for name in [*_PARAMETERS, "key", "next_id"]} | {
     "one_id": "_done_id[1]", "one_lease": "_done_lease[1]", "one_result": "_done_result[1]",
 }  # fmt: skip
 """What the bound values of the statements are in the function, if they are its own."""
-
-_CALL = "SELECT * FROM {}({})".format(
-    _NAME, ", ".join(f"%s::{type_}" for type_ in _PARAMETERS.values())
-)
-
 
 _NO_VERDICT: list[sa.ColumnElement[Any]] = [
     sa.literal_column("NULL::bigint[]"),
@@ -93,7 +83,9 @@ class TurnFunction:
 
         driver: Any = connection.connection.driver_connection
         columns = ", ".join(f"{column.name} {_type_of(column)}" for column in self.claimed)
-        parameters = ", ".join(f"_{name} {type_}" for name, type_ in _PARAMETERS.items())
+        parameters = ", ".join(
+            f"_{name} {type_} DEFAULT {_default_of(type_)}" for name, type_ in _PARAMETERS.items()
+        )
         try:
             with driver_errors(connection), driver.transaction():
                 driver.execute(
@@ -110,10 +102,12 @@ class TurnFunction:
     def call(self, connection: Connection, values: Mapping[str, Any]) -> Turn:
         """Take a turn: its first row tells of the settled jobs, the others are the claimed."""
         driver: Any = connection.connection.driver_connection
-        given = [_as_text(values[name]) for name in _PARAMETERS]
+        given = {name: value for name, value in values.items() if value}
+        call = _call_with(tuple(given))
         with driver_errors(connection):
             cursor = driver.cursor(row_factory=self._rows)
-            first, *claimed = cursor.execute(_CALL, given).fetchall()
+            cursor.execute(call, [_as_text(value) for value in given.values()])
+            first, *claimed = cursor.fetchall()
         return Turn(first.settled or (), bool(first.has_delayed), claimed)
 
     @cached_property
@@ -180,6 +174,22 @@ END
 """
 
 
+@cache
+def _call_with(names: Sequence[str]) -> str:
+    """A call that gives these parameters, and leaves the others as they are if nobody does: most
+    turns need few of them, and each costs the driver as much as a column of an answer.
+    """
+    given = ", ".join(f"_{name} => %s::{_PARAMETERS[name]}" for name in names)
+    return f"SELECT * FROM {_NAME}({given})"
+
+
+def _default_of(type_: str) -> str:
+    """What a parameter is that nobody gives: nothing."""
+    if type_.endswith("[]"):
+        return "'{}'"
+    return "false" if type_ == "boolean" else "NULL"
+
+
 class _BodyCompiler(PGCompiler):
     """Writes a statement of the function: its own values by their names, others as they are."""
 
@@ -201,9 +211,9 @@ _DIALECT: sa.Dialect = cast("Any", _BodyDialect)()
 
 def _as_text(value: Any) -> Any:
     """A list as the text that PostgreSQL reads: the driver's own way takes far longer."""
-    if not isinstance(value, list):
+    if not isinstance(value, list | tuple):
         return value
-    elements = cast("list[int | str | None]", value)
+    elements = cast("Sequence[int | str | None]", value)
     return "{" + ",".join([_element_of(element) for element in elements]) + "}"
 
 

@@ -22,6 +22,7 @@ from sqlalchemy.pool import StaticPool
 from cyclone_sqla.dialects.base import (
     AUTOCOMMIT,
     Dialect,
+    Ended,
     HintMode,
     Rows,
     Step,
@@ -32,7 +33,7 @@ from cyclone_sqla.dialects.base import (
     session_pool,
 )
 from cyclone_sqla.dialects.floors import Floor, Floors
-from cyclone_sqla.dialects.hand_over import NOTHING_ENDED, TurnFunction
+from cyclone_sqla.dialects.hand_over import TurnFunction
 from cyclone_sqla.dialects.pipeline import BEGIN, Pipeline, is_between_transactions
 from cyclone_sqla.errors import ConfigurationError, TransactionError
 from cyclone_sqla.hint_senders import (
@@ -312,26 +313,31 @@ class PostgresDialect(Dialect):
     def take_turn(
         self,
         connection: Connection,
-        steps: Sequence[Step],
+        ended: Ended,
         slots: Mapping[str, int],
         params: Mapping[str, Any],
         *,
         hands_over: bool,
         only_next: bool,
     ) -> Turn | None:
-        if connection.info.get(_HAS_TURNS, False) is None:
+        info = connection.info
+        if info.get(_HAS_TURNS, False) is None:
             # Not before there is a turn to take: a standby allows it less than any look.
-            connection.info[_HAS_TURNS] = self.turns.create(connection)
-        if not connection.info.get(_HAS_TURNS):
+            info[_HAS_TURNS] = self.turns.create(connection)
+        if not info.get(_HAS_TURNS):
             return None
         # A turn that may take the next in line leaves the others' slots empty, and says nothing of
         # where others are.
-        floors = None if hands_over and len(steps) > 1 else connection.info.get(FLOORS)
-        values: dict[str, Any] = {
-            **NOTHING_ENDED, "hands_over": hands_over, "only_next": only_next,
-        }  # fmt: skip
-        for step in (*steps, self._claiming(slots, params, floors)):
-            values |= step.params
+        floors = None if hands_over and ended.released else info.get(FLOORS)
+        values = {
+            "done_id": ended.ids,
+            "done_lease": ended.leases,
+            "done_result": ended.results,
+            "released_id": ended.released,
+            "hands_over": hands_over,
+            "only_next": only_next,
+            **self._claiming(slots, params, floors).params,
+        }
         turn = self.turns.call(connection, values)
         claimed = self._noted(connection, floors, slots, params, turn.claimed)
         return turn._replace(claimed=claimed)
@@ -341,10 +347,15 @@ class PostgresDialect(Dialect):
     ) -> Step:
         """A claim from these floors on; without them a full look."""
         used: Sequence[Floor] = () if floors is None else floors.of_next_claim()
-        wanted = self.syntax.bind("wanted", _WANTED, list(slots.items()))
-        given = {**params, **wanted, "kinds_kind": params["kinds"], "now": self.now()}
-        given |= self.syntax.bind("floors", _FLOORS, used)
-        del given["kinds"]
+        given = {
+            "wanted_queue": list(slots),
+            "wanted_slots": list(slots.values()),
+            "kinds_kind": params["kinds"],
+            "claimed_by": params["claimed_by"],
+            "lease_length": params["lease_length"],
+            "now": self.now(),
+            **self.syntax.bind("floors", _FLOORS, used),
+        }
         return Step(self._claim, given)
 
     def call_workers(self, connection: Connection, queues: Collection[str]) -> None:
