@@ -416,6 +416,22 @@ def test_nobody_claims_from_a_paused_queue_and_it_stays_so(hands: Hands) -> None
     assert drain(hands) == ids
 
 
+def test_neither_a_lapsed_lease_nor_a_due_retry_starts_anything_in_a_paused_queue(
+    hands: Hands,
+) -> None:
+    lapsed, failed = hands.enqueue_many(2)
+    hands.settle(hands.claim()[1], FAILED)
+    hands.act("pause_queue", "default")
+    hands.clock.advance(minutes=2)
+    assert list(hands.rescue().states) == [lapsed]
+    assert hands.stage() == ["default"]
+    for number in range(3):
+        assert hands.claim(worker=f"started later {number}") == []
+
+    hands.act("resume_queue", "default")
+    assert sorted(job.id for job in hands.claim()) == [lapsed, failed]
+
+
 @pytest.mark.parametrize("moment", ["before any job", "incoming", "ready", "running", "delayed"])
 def test_no_job_of_a_paused_sequence_starts_until_it_is_resumed(hands: Hands, moment: str) -> None:
     count = 3

@@ -1,17 +1,21 @@
 """Leases under fire: the locks of others, two workers, two transactions at the same moment."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from cyclone_sqla import ClaimedJob, State, operations
+from cyclone_sqla import ClaimedJob, State, WorkerSettings, admission, operations
 from cyclone_sqla.clock import DatabaseClock
-from cyclone_sqla.operations import Retention
+from cyclone_sqla.dialects import Turn
+from cyclone_sqla.dialects.hand_over import TurnFunction
+from cyclone_sqla.models import EPOCH
+from cyclone_sqla.operations import Claiming, Retention, Settlement
 from cyclone_sqla.outcomes import GivenBack, Retried
 from tests.databases import Database
 from tests.life.hands import BROKE, DONE, FAILED, Hands
@@ -349,9 +353,35 @@ def test_a_job_given_back_and_claimed_at_once_is_never_held_twice(
     assert leases == sorted(set(leases))
 
 
-def test_no_worker_gives_its_own_time_to_a_server(postgresql_database: Database) -> None:
+def test_a_pause_during_a_claim_comes_after_that_claim_and_before_the_next(
+    postgresql_database: Database,
+) -> None:
+    wanted = Claiming({"default": 1}, ["work"], "worker-1", timedelta(minutes=1))
+    with (
+        closing(Hands(postgresql_database)) as hands,
+        closing(Hands(postgresql_database)) as person,
+    ):
+        first, _ = hands.enqueue_many(2)
+        with hands.transaction() as connection:
+            claimed = operations.claim(connection, hands.dialect, wanted)
+            person.act("pause_queue", "default")
+            assert operations.claim(connection, hands.dialect, wanted) == []
+        assert [job.id for job in claimed] == [first]
+        assert hands.claim() == []
+
+
+def test_no_worker_gives_its_own_time_to_a_server(
+    postgresql_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So a host whose clock is wrong takes over nothing early and starts nothing late."""
     given: list[object] = []
+
+    def call(turns: TurnFunction, connection: Connection, values: Mapping[str, Any]) -> Turn:
+        given.append(values)
+        return take_turn(turns, connection, values)
+
+    take_turn = TurnFunction.call
+    monkeypatch.setattr(TurnFunction, "call", call)
     with closing(Hands(postgresql_database, DatabaseClock())) as hands:
         hands.enqueue_many(2)
         hands.enqueue(process_in=timedelta(milliseconds=1))
@@ -366,7 +396,35 @@ def test_no_worker_gives_its_own_time_to_a_server(postgresql_database: Database)
         hands.settle_all([(done, DONE), (failed, FAILED)])
         hands.rescue()
         hands.stage()
+        hands.enqueue(sequence="a")
+        hands.admit()
+        one_turn(hands)
+        one_prune_and_sweep(hands)
 
     values = [value for parameters in given for value in dict(parameters).values()]
     assert len(values) > 20
-    assert not [value for value in values if isinstance(value, datetime)]
+    times = {value for value in values if isinstance(value, datetime)}
+    assert times == {EPOCH}, "but for the beginning of a prune, which is the same for all"
+
+
+def one_turn(hands: Hands) -> None:
+    """Claim, settle and claim, as a worker's loop does."""
+    wanted = Claiming({"default": 5}, ["work"], "worker-1", timedelta(minutes=1))
+    held = hands.dialect.hold(hands.worker_engine, WorkerSettings(), takes_turns=True)
+    with closing(held), held.step() as connection:
+        job = operations.claim(connection, hands.dialect, wanted)[0]
+        end = Settlement(job.id, job.lease, job.attempt, "worker-1", DONE, job.sequence_key)
+        settled, _ = operations.settle_and_claim(
+            connection, hands.dialect, [end], wanted, history_limit=5
+        )
+    assert settled.states == {job.id: State.COMPLETED}
+
+
+def one_prune_and_sweep(hands: Hands) -> None:
+    """Retention, and a look along the lines."""
+    retention = Retention(State.COMPLETED, timedelta(0))
+    with hands.transaction() as connection:
+        operations.prune(connection, hands.dialect, retention, None, 10)
+        operations.prune_idempotency_keys(connection, hands.dialect, timedelta(0), 10)
+        operations.forget_workers(connection, hands.dialect, timedelta(0))
+        admission.sweep(connection, hands.dialect, "", 10)

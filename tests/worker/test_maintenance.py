@@ -13,10 +13,13 @@ import pytest
 from cyclone_sqla import WorkerSettings, operations
 from cyclone_sqla.backoff import Constant
 from cyclone_sqla.operations import LostRun
+from cyclone_sqla.worker import maintenance
 from cyclone_sqla.worker.maintenance import Rescuer, Stager
 from cyclone_sqla.worker.rhythm import Contact, Rhythm
 from tests.databases import Database
 from tests.life.hands import Hands
+from tests.waiting import wait_until
+from tests.worker.site import Site, nothing
 
 
 @pytest.fixture
@@ -205,3 +208,29 @@ def test_a_due_time_that_comes_up_during_the_sleep_ends_it(hands: Hands, contact
     stager.due_in(0.01)
     rounds.join(30.0)
     assert not rounds.is_alive()
+
+
+REFUSE_ONE = """
+    CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql
+        AS $$ BEGIN RAISE EXCEPTION 'not this one'; END $$;
+    CREATE TRIGGER refuse BEFORE DELETE ON cyclone_job FOR EACH ROW
+        WHEN (OLD.id = {id}) EXECUTE FUNCTION refuse()
+"""
+
+
+def test_what_keeps_a_batch_from_being_deleted_shows_and_undoes_no_earlier_one(
+    postgresql_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "PRUNE_BATCH", 1)
+    site = Site(postgresql_database)
+    site.action(nothing)
+    with site.worker(concurrency=1):
+        ids = [site.enqueue() for _ in range(4)]
+        site.wait_until_all_are("completed")
+    site.execute(REFUSE_ONE.format(id=ids[2]))
+    with site.worker(keep_completed=0.0, prune_interval=0.1) as worker:
+        wait_until(lambda: site.states()["completed"] == 2, "two are deleted")
+        wait_until(lambda: not worker.health()["prune"], "the trouble shows")
+        assert site.job(ids[2]).state == site.job(ids[3]).state == "completed"
+        site.execute("DROP TRIGGER refuse ON cyclone_job")
+        wait_until(lambda: not site.states(), "all are deleted")

@@ -33,11 +33,12 @@ def test_an_additive_migration_leaves_running_workers_alone(
         long, short = site.enqueue("long"), site.enqueue()
         site.wait_for(short, "completed")
         site.wait_for(long, "running")
+        site.enqueue_many(200, sequence="a")
         move_head(monkeypatch, tmp_path)
         migrations.migrate_database(database.url)
         site.wait_for(site.enqueue(), "completed")
         gate.set()
-        site.wait_for(long, "completed")
+        site.wait_until_all_are("completed")
     assert migrations.check_database(database.url).current == NEXT
     assert caplog.records == []
 

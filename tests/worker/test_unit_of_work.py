@@ -17,7 +17,7 @@ from cyclone_sqla.worker.runs import Interruption
 from tests.databases import Database
 from tests.shop import Base, Order
 from tests.waiting import wait_until
-from tests.worker.site import Gate, Site, messages
+from tests.worker.site import Gate, Site, messages, tracebacks
 
 LATER = Constant(3_600)
 
@@ -328,6 +328,23 @@ def test_a_serialization_failure_starts_the_action_over_in_the_same_attempt(
         assert session.scalars(sa.select(Order.total)).one() == 301
 
 
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_jobs_that_contend_for_one_row_all_end_and_each_counts_once(
+    postgresql_database: Database, level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = postgresql_database.engine(isolation_level=level)
+    site = with_orders(Site(postgresql_database, engine=engine))
+    with Session(site.engine) as session, session.begin():
+        session.add(Order(note="contended", total=0))
+    site.action(add_one, backoff=Constant(0.05))
+    jobs = site.enqueue_many(30, max_attempts=100)
+    with site.worker(concurrency=3), site.worker(concurrency=3):
+        site.wait_until_all_are("completed")
+    with Session(site.engine) as session:
+        assert session.scalars(sa.select(Order.total)).one() == len(jobs)
+    assert tracebacks(caplog.records) == []
+
+
 def test_after_five_starts_it_is_a_failed_attempt(strict_site: Site) -> None:
     runs: list[int] = []
 
@@ -625,3 +642,26 @@ def test_actions_that_wait_for_a_connection_keep_their_leases(
     with postgresql_database.engine().connect() as connection:
         assert connection.scalar(sa.text("SELECT max(attempt) FROM cyclone_job")) == 1
     assert any("pool has 1 connections" in text for text in messages(caplog.records))
+
+
+def test_a_thread_that_outlives_its_stopped_worker_commits_nothing_more(database: Database) -> None:
+    site, gate, threads = with_orders(Site(database)), Gate(), list[threading.Thread]()
+
+    def work(ctx: Context) -> None:
+        threads.append(threading.current_thread())
+        if ctx.attempt == 1:
+            gate()
+        ctx.session.add(Order(note=f"attempt {ctx.attempt}", total=1))
+
+    site.action(work)
+    job_id = site.enqueue()
+    with site.worker(lease=1.0) as first:
+        gate.await_arrival()
+        assert not first.stop(grace=0.0)
+        with site.worker():
+            site.wait_for(job_id, "completed")
+            gate.open()
+            threads[0].join(30.0)
+            assert not threads[0].is_alive()
+    with Session(site.engine) as session:
+        assert list(session.scalars(sa.select(Order.note))) == ["attempt 2"]
