@@ -1,13 +1,13 @@
 """Whatever shape the application's transaction has, an enqueue takes part in it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, event, select, text
+from sqlalchemy import Engine, create_engine, event, inspect, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.sql import Delete, Insert, Update
@@ -26,7 +26,7 @@ from cyclone_sqla.migrations import migrate_database
 from tests.binding.doors import KINDS, Door, drivers
 from tests.databases import Database
 from tests.servers.postgres import Postgres
-from tests.shop import Base, Order, Shop, settled
+from tests.shop import Base, Order, Shop, settled, statements_of
 
 # ---- stricter isolation --------------------------------------------------------------------------
 
@@ -362,6 +362,46 @@ def test_the_bare_name_of_the_database_will_do(postgresql_shop: Shop) -> None:
         shop.cyclone.enqueue_many(session, [shop.mail.job("bert")])
     engine.dispose()
     assert len(shop.jobs()) == 2
+
+
+# ---- a refusal in an asynchronous session --------------------------------------------------------
+
+
+@pytest.mark.parametrize("driver", drivers("psycopg_async", "asyncpg", "aiosqlite"))
+def test_a_duplicate_leaves_the_objects_of_an_asynchronous_session_as_they_were(
+    shop: Shop, driver: str
+) -> None:
+    held = shop.mail.using(unique="held")
+    with shop.session() as session, session.begin():
+        held.enqueue(session, "holder")
+        session.add(old := Order(note="old"))
+        session.flush()
+        order_id = old.id
+    before = shop.rows()
+    refusals: list[Callable[[Any], Any]] = [
+        lambda target: held.enqueue(target, "a"),
+        lambda target: held.using(idempotency_key="i").enqueue(target, "a"),
+        lambda target: shop.cyclone.enqueue_many(target, [shop.mail.job("a"), held.job("b")]),
+    ]
+
+    async def story(session: Any) -> None:
+        dirty = (await session.scalars(select(Order))).one()
+        dirty.note = "changed"
+        pending = Order(note="new")
+        session.add(pending)
+        for refused in refusals:
+            with pytest.raises(DuplicateError):
+                await refused(session)
+            with statements_of(session.bind.sync_engine) as sent:
+                assert (dirty.note, dirty.id, dirty.total) == ("changed", order_id, 0)
+                assert sent == [], "it had to be read again"
+            assert inspect(pending).pending
+            assert inspect(dirty).modified
+        await session.commit()
+
+    Door(shop.database, driver, "AsyncSession").run(story)
+    assert shop.notes() == ["changed", "new"]
+    assert shop.rows() == before
 
 
 # ---- a database without our tables ---------------------------------------------------------------
