@@ -301,7 +301,12 @@ def _downgrade(connection: Connection) -> None:
 def test_alembics_own_commands_work_in_the_checkout(
     empty_postgresql: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For whoever writes the next revision: autogenerate has nothing to add to this one."""
+    """For whoever writes the next revision: autogenerate has nothing to add to this one, nor to
+    drop of an application that lives in the same database.
+    """
+    with empty_postgresql.engine().begin() as connection:
+        connection.execute(text("CREATE TABLE shop (id integer PRIMARY KEY, note text)"))
+        connection.execute(text("CREATE INDEX shop_note ON shop (note)"))
     monkeypatch.setenv("CYCLONE_DATABASE_URL", empty_postgresql.url)
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parents[2] / "alembic"))
