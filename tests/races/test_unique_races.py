@@ -9,13 +9,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from psycopg.errors import DeadlockDetected
 from sqlalchemy import Engine, event, func, select, text, update
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from cyclone_sqla import DuplicateError, Job, JobRef, Worker, operations
 from cyclone_sqla.lifecycle import ACTIVE
 from tests.databases import Database
-from tests.shop import Shop
+from tests.shop import Shop, statements_of
 from tests.waiting import wait_until
 
 Enqueue = Callable[[Shop, Session], JobRef]
@@ -186,6 +188,35 @@ def test_a_key_that_is_pruned_before_its_job_is_named_is_free(
     with shop.session() as session:
         again = WAYS[way](shop, session)
     assert (again.id, again.created) == (new.id, False)
+
+
+# ---- a deadlock of the caller's own --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["one", "many"])
+def test_a_deadlock_is_the_callers_to_hear_of_and_nothing_is_tried_again(
+    postgresql_database: Database, way: str
+) -> None:
+    """Two transactions that each enqueue in an order of their own: nobody else can end it."""
+    shop = Shop(postgresql_database)
+    mine, theirs = shop.mail.using(unique="a"), shop.mail.using(unique="k")
+
+    def enqueue_in_the_other_order(other: Session) -> list[JobRef]:
+        other.execute(text("SET LOCAL deadlock_timeout = '1min'"))  # the other one is to lose
+        return [theirs.enqueue(other, "a"), mine.enqueue(other, "a")]
+
+    with shop.session() as session:
+        session.execute(text("SET LOCAL deadlock_timeout = '10ms'"))
+        mine.enqueue(session, "a")
+        with running_into(shop, enqueue_in_the_other_order) as future:
+            with statements_of(shop.engine) as sent, pytest.raises(OperationalError) as failed:
+                WAYS[way](shop, session)
+            assert isinstance(failed.value.orig, DeadlockDetected)
+            assert len([sql for sql in sent if "INSERT INTO cyclone_job" in sql]) == 1
+            session.rollback()
+            refs = future.result(60)
+    assert [ref.created for ref in refs] == [True, True]
+    assert shop.job_ids() == [ref.id for ref in refs]
 
 
 # ---- many at a time ------------------------------------------------------------------------------
