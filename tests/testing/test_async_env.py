@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 
 from cyclone_sqla import ConfigurationError, Context, Cyclone, begin_before_savepoints
-from cyclone_sqla.testing import AsyncCycloneEnv
+from cyclone_sqla.testing import AsyncCycloneEnv, NotIdleError
 from tests.databases import Database
 from tests.shop import Base, Order
 
@@ -129,6 +129,45 @@ def test_jobs_wait_for_their_time_and_for_the_test(database: Database) -> None:
         assert len(await env.jobs(app.send)) == 2
 
     play(database, scene, auto_start=False)
+
+
+def test_a_job_that_enqueues_itself_for_ever_is_told(database: Database) -> None:
+    async def scene(env: AsyncCycloneEnv, app: Application) -> None:
+        runs: list[int] = []
+
+        @app.cyclone.action
+        async def again(ctx: Context) -> None:
+            runs.append(ctx.job.id)
+            await again.enqueue(ctx.async_session)
+
+        await again.enqueue(env.session)
+        with pytest.raises(NotIdleError, match=r"after 20 runs .* 'again'"):
+            await env.run_until_idle(limit=20)
+        assert len(runs) == 20
+
+    play(database, scene, auto_start=False)
+
+
+def test_with_errors_kept_a_job_is_retried_as_the_clock_moves(database: Database) -> None:
+    async def scene(env: AsyncCycloneEnv, app: Application) -> None:
+        runs: list[int] = []
+
+        @app.cyclone.action
+        async def fail_twice(ctx: Context) -> None:
+            runs.append(ctx.attempt)
+            if ctx.attempt < 3:
+                raise ConnectionError("the mail server is down")
+
+        await fail_twice.enqueue(env.session)
+        assert await env.run_until_idle() == 1
+        assert await env.run_until_idle() == 0
+        for _ in range(2):
+            await env.advance(minutes=5)
+            assert await env.run_until_idle() == 1
+        assert runs == [1, 2, 3]
+        assert (await env.assert_completed(fail_twice)).attempt == 3
+
+    play(database, scene, auto_start=False, raise_errors=False)
 
 
 def test_a_job_sees_what_the_test_has_not_flushed(sqlite_database: Database) -> None:
