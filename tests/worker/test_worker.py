@@ -16,6 +16,9 @@ from cyclone_sqla import (
     ConfigurationError,
     Context,
     Discard,
+    DuplicateError,
+    Job,
+    JobSpec,
     Retry,
     Snooze,
     Worker,
@@ -92,6 +95,38 @@ def test_a_worker_never_claims_more_than_it_can_run(site: Site) -> None:
             assert site.states() == {"running": 4, "available": 5}
         gate.open()
         site.wait_until_all_are("completed")
+
+
+def test_to_enqueue_the_key_of_a_running_job_changes_nothing_of_it(site: Site) -> None:
+    gate = Gate()
+    site.action(gate.passing())
+    site.action(nothing, "other")
+    holder = site.enqueue(unique="k", priority=3, headers={"a": "b"})
+    again = JobSpec(kind="work", arguments='{"other": 1}', unique="k", priority=9)
+    or_holder = again._replace(on_duplicate="return")
+    with site.worker(queues={"default": 5}, poll=0.02):
+        gate.await_arrival()
+        before = _columns_that_no_renewal_moves(site, holder)
+        for _ in range(20):
+            with Session(site.engine) as session, session.begin():
+                with pytest.raises(DuplicateError):
+                    site.cyclone.enqueue_spec(session, again)
+                refs = [site.cyclone.enqueue_spec(session, or_holder)]
+                refs += site.cyclone.enqueue_many(session, [again] * 2, on_duplicate="return")
+            assert [(ref.id, ref.created) for ref in refs] == [(holder, False)] * 3
+        site.wait_for(site.enqueue("other"), "completed")  # it has looked for work meanwhile
+        assert _columns_that_no_renewal_moves(site, holder) == before
+        assert not gate.arrived.acquire(blocking=False)
+        gate.open()
+        assert site.wait_for(holder, "completed").attempt == 1
+    assert site.states() == {"completed": 2}
+
+
+def _columns_that_no_renewal_moves(site: Site, job_id: int) -> dict[str, object]:
+    with site.engine.connect() as connection:
+        row = connection.execute(sa.select(Job.__table__).where(Job.id == job_id)).one()
+    moved = ("leased_until", "updated_at")
+    return {name: value for name, value in row._mapping.items() if name not in moved}
 
 
 def test_a_kind_without_an_action_here_is_left_to_others(site: Site) -> None:
