@@ -51,6 +51,10 @@ class Sleep:
         monkeypatch.setattr(Wakeup, "wait", noted)
         monkeypatch.setattr(Source, "_heard_from_now_on", heard_and_noted)
 
+    def is_about_to_go_deaf(self) -> None:
+        """It can be called again only when it has listened anew."""
+        self._hears.clear()
+
     def wait_until_deep(self) -> None:
         """Return once it sleeps and can be called."""
         assert self._hears.wait(30.0), "the worker never listened"
@@ -101,6 +105,33 @@ def test_a_job_that_was_locked_at_the_moment_of_the_look_does_not_wait_for_the_p
         job_id = site.enqueue()
         site.wait_for(job_id, "completed")
     assert looks_in_vain == [job_id]
+
+
+# ---- a listener that lost its connection ---------------------------------------------------------
+
+
+def test_no_job_waits_for_the_poll_because_the_listener_lost_its_connection(
+    postgresql_database: Database, sleep: Sleep
+) -> None:
+    site = Site(postgresql_database)
+    site.action(nothing)
+    with site.worker(poll=HOUR):
+        sleep.wait_until_deep()
+        site.wait_for(site.enqueue(), "completed")  # from now on hints leave at once
+        sleep.wait_until_deep()
+        with site.engine.begin() as connection:
+            unheard = site.cyclone.enqueue(connection, "work", {}).id
+            sleep.is_about_to_go_deaf()
+            assert site.execute(_END_LISTENER) == 1
+        site.wait_for(unheard, "completed", within=5.0)
+        sleep.wait_until_deep()
+        site.wait_for(site.enqueue(), "completed", within=5.0)
+
+
+_END_LISTENER = """
+SELECT pg_terminate_backend(pid, 30000) FROM pg_stat_activity
+WHERE datname = current_database() AND query LIKE 'LISTEN%'
+"""
 
 
 # ---- who commits late, or after a savepoint ------------------------------------------------------
