@@ -51,6 +51,24 @@ class AsyncCycloneEnv:
         self.app = app
         self._env = _InLoop(connection, app, auto_start=auto_start, raise_errors=raise_errors)
 
+    @property
+    def auto_start(self) -> bool:
+        """Whether the jobs that are due run whenever a session on the connection commits."""
+        return self._env.auto_start
+
+    @auto_start.setter
+    def auto_start(self, value: bool) -> None:
+        self._env.auto_start = value
+
+    @property
+    def raise_errors(self) -> bool:
+        """Whether what an action raised comes out where its job was run."""
+        return self._env.raise_errors
+
+    @raise_errors.setter
+    def raise_errors(self, value: bool) -> None:
+        self._env.raise_errors = value
+
     # ---- running ---------------------------------------------------------------------------------
 
     async def run_until_idle(self, limit: int = LIMIT) -> int:
