@@ -130,12 +130,12 @@ def test_a_turn_that_fails_in_the_thread_of_a_run_is_taken_again_by_the_loop(
     site, ran = Site(postgresql_database), list[int]()
 
     def work(ctx: Context) -> None:
-        ran.append(ctx.job.id)
-        if len(ran) % 50 == 0:
+        if len(ran) % 50 == 49:
             site.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                 " WHERE pid <> pg_backend_pid() AND datname = current_database()"
             )
+        ran.append(ctx.job.id)
 
     site.action(work)
     line = site.enqueue_many(150, sequence="a")
