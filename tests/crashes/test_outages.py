@@ -242,16 +242,14 @@ Which = Callable[[str, Any], bool]
 """Says of a statement's text and values whether it is meant."""
 
 
-def is_claim(sql: str, values: Any) -> bool:
+def is_claim(sql: str, _values: Any) -> bool:
     """Alone, or as a turn that settles nothing."""
-    is_turn = sql.startswith("SELECT * FROM pg_temp.cyclone_turn")
-    return (
-        values[0] == "{}" if is_turn else sql.startswith("UPDATE cyclone_job SET state='running'")
-    )
+    is_idle_turn = sql.startswith(TURN) and "_done_id" not in sql
+    return is_idle_turn or sql.startswith("UPDATE cyclone_job SET state='running'")
 
 
-def is_settling_turn(sql: str, values: Any) -> bool:
-    return sql.startswith(TURN) and values[0] != "{}"
+def is_settling_turn(sql: str, _values: Any) -> bool:
+    return sql.startswith(TURN) and "_done_id" in sql
 
 
 def is_commit(sql: str, _values: Any) -> bool:
