@@ -1,13 +1,17 @@
 """Tables that change while workers run, and workers that meet tables of another release."""
 
 import threading
+from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from cyclone_sqla import Worker, migrations, schema_version
 from cyclone_sqla.errors import SchemaError
 from tests.databases import Database
+from tests.life.hands import Hands
 from tests.migrations.moved_head import NEXT, move_head
 from tests.worker.site import Site
 
@@ -55,3 +59,17 @@ def test_a_worker_outside_its_range_stops_at_start_and_says_in_one_line_what_to_
         f"the tables are at revision {now}, this code needs {NEXT}; "
         f"run: {schema_version.migrate_command(site.engine.url, None)}"
     )
+
+
+def test_a_plan_that_fits_no_more_costs_one_failed_step_and_its_connection(
+    postgresql_database: Database,
+) -> None:
+    with closing(Hands(postgresql_database)) as hands:
+        hands.enqueue()
+        hands.claim(lease=timedelta(0))
+        for _ in range(8):
+            assert len(hands.expired()) == 1
+        hands.execute("ALTER TABLE cyclone_job ALTER COLUMN worker TYPE varchar(500)")
+        with pytest.raises(sa.exc.DBAPIError, match="cached plan must not change result type"):
+            hands.expired()
+        assert len(hands.expired()) == 1
