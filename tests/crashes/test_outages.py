@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import Engine, event
 
-from cyclone_sqla import ConfigurationError, Context, Cyclone, Worker, WorkerSettings
+from cyclone_sqla import ConfigurationError, Context, Worker, WorkerSettings
 from cyclone_sqla.backoff import Constant
 from cyclone_sqla.dialects.pipeline import driver_errors
 from cyclone_sqla.dialects.sqlite import SqliteDialect
@@ -396,15 +396,14 @@ def test_a_deadlock_or_serialization_failure_is_run_again_and_is_no_outage(
 def test_a_write_lock_that_others_hold_for_long_is_an_outage_that_ends(
     sqlite_database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
-    site = Site(sqlite_database)
-    site.action(nothing)
+    site, gate = Site(sqlite_database), Gate()
+    site.action(gate.passing())
     with site.worker(lock_timeout=0.2, lease=30.0) as worker:
-        site.wait_for(site.enqueue(), "completed")
+        row = site.enqueue()
+        gate.await_arrival()
         with site.engine.connect() as greedy:
             greedy.exec_driver_sql("BEGIN IMMEDIATE")
-            row = site_insert(greedy)
-            greedy.exec_driver_sql("COMMIT")
-            greedy.exec_driver_sql("BEGIN IMMEDIATE")
+            gate.open()
             wait_until(lambda: not worker.health()["work"], "it shows that it can't write")
             greedy.exec_driver_sql("COMMIT")
         site.wait_for(row, "completed")
@@ -412,10 +411,6 @@ def test_a_write_lock_that_others_hold_for_long_is_an_outage_that_ends(
 
     assert [text for text in messages(caplog.records) if "write lock was held by others" in text]
     assert tracebacks(caplog.records) == []
-
-
-def site_insert(connection: sa.Connection) -> int:
-    return Cyclone(hints=False).enqueue(connection, "work", {}).id
 
 
 def test_a_full_disk_loses_no_end_and_no_job(
