@@ -173,8 +173,7 @@ class LineStatements(StatementSet):
             .limit(1)
             .scalar_subquery()
         )
-        head = self.job.alias("head")
-        is_headless = ~sa.exists().where(head.c.sequence_key == key, head.c.admitted.is_not(None))
+        is_headless = self._head_of(key, job).is_(None)
         is_first = select(job.c.id).where(job.c.id == first, is_headless)
         return job, is_first.outerjoin_from(
             job, sequence, sequence.c.key == job.c.sequence_key
