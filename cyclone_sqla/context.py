@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from cyclone_sqla.errors import ConfigurationError
@@ -21,13 +21,16 @@ class ClaimedJob(NamedTuple):
     """A job as it was claimed: everything a run needs, and no more SQL.
 
     ``lease`` is the fencing token of this run; it rises with every claim. ``attempt`` counts runs
-    from 1. ``expired`` and ``time_left`` compare the deadline with the claim's own clock, so that a
-    worker's clock is never compared with the database's.
+    from 1. ``time_left`` compares the deadline with the claim's own clock, so that a worker's clock
+    is never compared with the database's.
+
+    Its fields are the columns that a claim returns, in their order.
     """
 
     id: int
     kind: str
     queue: str
+    priority: int
     arguments: str
     attempt: int
     max_attempts: int
@@ -36,14 +39,24 @@ class ClaimedJob(NamedTuple):
     run_at: datetime
     created_at: datetime
     deadline: datetime | None = None
-    expired: bool = False
     time_left: timedelta | None = None
     timeout: timedelta | None = None
     unique_key: str | None = None
     sequence_key: str | None = None
     tenant: str | None = None
     trace_id: str | None = None
-    headers: Mapping[str, str] = MappingProxyType({})
+    headers_json: str | None = None
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """What was enqueued as the job's headers; empty without any."""
+        headers: dict[str, str] = json.loads(self.headers_json) if self.headers_json else {}
+        return headers
+
+    @property
+    def expired(self) -> bool:
+        """Whether the deadline had passed at the claim."""
+        return self.time_left is not None and self.time_left <= timedelta(0)
 
     @property
     def attempts_left(self) -> int:

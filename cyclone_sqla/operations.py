@@ -523,7 +523,7 @@ def claim(connection: Connection, dialect: Dialect, wanted: Claiming) -> list[Cl
     """Take jobs, of each queue by priority and id."""
     slots, params = wanted.slots, wanted.params
     turn = dialect.take_turn(connection, Ended(), slots, params, hands_over=False, only_next=False)
-    return _all_claimed(dialect.claim(connection, slots, params) if turn is None else turn.claimed)
+    return _in_order(dialect.claim(connection, slots, params) if turn is None else turn.claimed)
 
 
 def claim_this(
@@ -531,8 +531,7 @@ def claim_this(
 ) -> ClaimedJob | None:
     """Take one job, if it is available and nobody has paused its queue or its sequence."""
     params = {"job_id": job_id, "claimed_by": worker, "lease_length": lease_length}
-    row = next(iter(dialect.claim_this(connection, params)), None)
-    return None if row is None else _claimed(row)
+    return next(iter(dialect.claim_this(connection, params)), None)
 
 
 def settle_and_claim(
@@ -551,7 +550,7 @@ def settle_and_claim(
     settled, asked = _judge_completed(connection, dialect, settlements, turn)
     if asked:
         settled.add(settle(connection, dialect, asked, history_limit=history_limit))
-    return settled, _all_claimed(turn.claimed)
+    return settled, _in_order(turn.claimed)
 
 
 def _take_turn(
@@ -575,41 +574,17 @@ def _take_turn(
     return _turn_of(rows, claimed)
 
 
-def _turn_of(rows: Sequence[Rows], claimed: Rows = ()) -> Turn:
+def _turn_of(rows: Sequence[Rows], claimed: Sequence[ClaimedJob] = ()) -> Turn:
     """``rows`` are those of the steps of :func:`_and_hand_on`."""
     written, *handed_on = rows
     return Turn([row.id for row in written], has_delayed(new_heads(handed_on)), claimed)
 
 
-def _all_claimed(rows: Iterable[Any]) -> list[ClaimedJob]:
-    return [_claimed(row) for row in sorted(rows, key=_ORDER)]
+def _in_order(claimed: Iterable[ClaimedJob]) -> list[ClaimedJob]:
+    return sorted(claimed, key=_ORDER)
 
 
 _ORDER = attrgetter("priority", "id")
-
-
-def _claimed(row: Any) -> ClaimedJob:
-    return ClaimedJob(
-        id=row.id,
-        kind=row.kind,
-        queue=row.queue,
-        arguments=row.arguments,
-        attempt=row.attempt,
-        max_attempts=row.max_attempts,
-        snoozes=row.snoozes,
-        lease=row.lease,
-        run_at=row.run_at,
-        created_at=row.created_at,
-        deadline=row.deadline,
-        expired=row.time_left is not None and row.time_left <= timedelta(0),
-        time_left=row.time_left,
-        timeout=row.timeout,
-        unique_key=row.unique_key,
-        sequence_key=row.sequence_key,
-        tenant=row.tenant,
-        trace_id=row.trace_id,
-        headers=json.loads(row.headers) if row.headers else {},
-    )
 
 
 class HeldRun(NamedTuple):

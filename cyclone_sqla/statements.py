@@ -19,6 +19,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from cyclone_sqla import lifecycle as life
+from cyclone_sqla.context import ClaimedJob
 from cyclone_sqla.lifecycle import State, Transition, WaitsFor
 from cyclone_sqla.models import (
     HOLDS_UNIQUE_KEY,
@@ -523,19 +524,16 @@ class Statements(StatementSet):
 
     @property
     def claimed(self) -> tuple[ColumnElement[Any], ...]:
-        """What a run needs to know of its job; the deadline is judged by the claim's own clock.
+        """The fields of a :class:`ClaimedJob`; the deadline is judged by the claim's own clock.
 
         As the driver gives it: not every claim is answered through SQLAlchemy's types.
         """
         job = self.job.c
-        names = (
-            "id", "kind", "queue", "priority", "arguments", "attempt", "max_attempts", "snoozes",
-            "lease", "run_at", "created_at", "deadline", "timeout", "unique_key", "tenant",
-            "trace_id", "sequence_key",
-        )  # fmt: skip
-        headers = sa.type_coerce(job.headers, JsonText()).label("headers")
-        time_left = minus_time(job.deadline, self.now()).label("time_left")
-        return (*(job[name] for name in names), headers, time_left)
+        others = {
+            "headers_json": sa.type_coerce(job.headers, JsonText()).label("headers_json"),
+            "time_left": minus_time(job.deadline, self.now()).label("time_left"),
+        }
+        return tuple(others[n] if n in others else job[n] for n in ClaimedJob._fields)
 
     def may_start(self, job: Any) -> ColumnElement[bool]:
         """False in a paused sequence: asked inside the claim too, since a head can be made ready by

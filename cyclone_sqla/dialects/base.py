@@ -16,6 +16,7 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, StatementError
 from sqlalchemy.orm import Session
 
 from cyclone_sqla.clock import Clock
+from cyclone_sqla.context import ClaimedJob
 from cyclone_sqla.errors import ConfigurationError
 from cyclone_sqla.hint_senders import notify_channel
 from cyclone_sqla.hints import HintSender, queue_after_commit
@@ -65,12 +66,12 @@ class Ended(NamedTuple):
 
 class Turn(NamedTuple):
     """What a worker's turn did: the ids of the jobs that it settled, whether the head of a sequence
-    waits for its time now, and the rows of the jobs that it claimed.
+    waits for its time now, and the jobs that it claimed.
     """
 
     settled: Sequence[int]
     has_delayed: bool
-    claimed: Rows
+    claimed: Sequence[ClaimedJob]
 
 
 class Dialect(ABC):
@@ -226,11 +227,11 @@ class Dialect(ABC):
     @abstractmethod
     def claim(
         self, connection: Connection, slots: Mapping[str, int], params: Mapping[str, Any]
-    ) -> Rows:
+    ) -> Sequence[ClaimedJob]:
         """Claim up to ``slots[queue]`` available jobs of each queue."""
 
     @abstractmethod
-    def claim_this(self, connection: Connection, params: Mapping[str, Any]) -> Rows:
+    def claim_this(self, connection: Connection, params: Mapping[str, Any]) -> list[ClaimedJob]:
         """Claim the job ``job_id`` if it is available."""
 
     def run(self, connection: Connection, steps: Sequence[Step]) -> list[Rows]:
@@ -246,7 +247,7 @@ class Dialect(ABC):
         steps: Sequence[Step],
         slots: Mapping[str, int],
         params: Mapping[str, Any],
-    ) -> tuple[list[Rows], Rows]:
+    ) -> tuple[list[Rows], Sequence[ClaimedJob]]:
         """:meth:`run`, then :meth:`claim`."""
         return self.run(connection, steps), self.claim(connection, slots, params)
 
@@ -377,14 +378,9 @@ def async_engine_like(database: Engine | sa.URL, drivername: str, size: int) -> 
         ) from exc
 
 
-def row_maker(names: Iterable[str]) -> Callable[[Iterable[Any]], Any]:
-    """Makes rows with these columns, whose values are had in a tenth of the time that those of
-    SQLAlchemy's rows take.
-    """
-    row_class: Any = NamedTuple  # its fields are known only here
-    row: Any = row_class("Row", [(name, Any) for name in names])
-    make: Callable[[Iterable[Any]], Any] = row._make
-    return make
+def claimed_jobs(rows: Iterable[Any]) -> list[ClaimedJob]:
+    """The rows of a claim as the jobs that they are."""
+    return list(map(ClaimedJob._make, rows))
 
 
 def _rows_of(result: sa.CursorResult[Any]) -> Rows:

@@ -9,9 +9,9 @@ migrate it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from typing import Any, cast
 
 import sqlalchemy as sa
@@ -19,7 +19,7 @@ from sqlalchemy import BindParameter, Connection
 from sqlalchemy.dialects.postgresql.base import PGCompiler, PGDialect
 from sqlalchemy.exc import DBAPIError
 
-from cyclone_sqla.dialects.base import Turn, row_maker
+from cyclone_sqla.dialects.base import Turn, claimed_jobs
 from cyclone_sqla.dialects.pipeline import driver_errors
 from cyclone_sqla.lifecycle import WaitsFor
 from cyclone_sqla.models import JsonText
@@ -90,7 +90,7 @@ class TurnFunction:
             with driver_errors(connection), driver.transaction():
                 driver.execute(
                     f"CREATE FUNCTION {_NAME}({parameters}) "
-                    f"RETURNS TABLE (settled bigint[], has_delayed boolean, {columns}) "
+                    f"RETURNS TABLE ({columns}, settled bigint[], has_delayed boolean) "
                     f"LANGUAGE plpgsql AS {Literal(self._body()).as_string(driver)}".encode()
                 )
         except DBAPIError as exc:
@@ -105,20 +105,16 @@ class TurnFunction:
         given = {name: value for name, value in values.items() if value}
         call = _call_with(tuple(given))
         with driver_errors(connection):
-            cursor = driver.cursor(row_factory=self._rows)
+            cursor = driver.cursor()
             cursor.execute(call, [_as_text(value) for value in given.values()])
             first, *claimed = cursor.fetchall()
-        return Turn(first.settled or (), bool(first.has_delayed), claimed)
-
-    @cached_property
-    def _rows(self) -> Callable[[object], Any]:
-        """A row factory of the driver's, which would else look its class up anew at every call."""
-        make = row_maker(["settled", "has_delayed", *(column.name for column in self.claimed)])
-        return lambda _cursor: make
+        settled, has_delayed = first[-len(_NO_VERDICT) :]
+        jobs = claimed_jobs([row[: -len(_NO_VERDICT)] for row in claimed])
+        return Turn(settled or (), bool(has_delayed), jobs)
 
     def _body(self) -> str:
         claim_next, claim = (
-            _text(taking.returning(*_NO_VERDICT, *self.claimed))
+            _text(taking.returning(*self.claimed, *_NO_VERDICT))
             for taking in (self.claim_next, self.claim)
         )
         left = self.complete_one.table.c

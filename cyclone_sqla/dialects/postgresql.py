@@ -19,6 +19,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import StaticPool
 
+from cyclone_sqla.context import ClaimedJob
 from cyclone_sqla.dialects.base import (
     AUTOCOMMIT,
     Dialect,
@@ -29,6 +30,7 @@ from cyclone_sqla.dialects.base import (
     Turn,
     WorkerConnection,
     async_engine_like,
+    claimed_jobs,
     connecting_like,
     session_pool,
 )
@@ -271,10 +273,14 @@ class PostgresDialect(Dialect):
 
     def claim(
         self, connection: Connection, slots: Mapping[str, int], params: Mapping[str, Any]
-    ) -> Rows:
+    ) -> Sequence[ClaimedJob]:
         floors: Floors | None = connection.info.get(FLOORS)
-        step = self._claiming(slots, params, floors)
-        return self._noted(connection, floors, slots, params, connection.execute(*step).all())
+        claimed = self._claimed(connection, self._claiming(slots, params, floors))
+        return self._noted(connection, floors, slots, params, claimed)
+
+    @staticmethod
+    def _claimed(connection: Connection, claim: Step) -> list[ClaimedJob]:
+        return claimed_jobs(connection.execute(*claim).all())
 
     def _noted(
         self,
@@ -282,17 +288,16 @@ class PostgresDialect(Dialect):
         floors: Floors | None,
         slots: Mapping[str, int],
         params: Mapping[str, Any],
-        claimed: Rows,
-    ) -> Rows:
+        claimed: Sequence[ClaimedJob],
+    ) -> Sequence[ClaimedJob]:
         """What was claimed, and what a full look adds where that came short above a floor."""
         missed = {} if floors is None else floors.note(slots, claimed)
         if not missed:
             return claimed
-        more = connection.execute(*self._claiming(missed, params)).all()
-        return [*claimed, *more]
+        return [*claimed, *self._claimed(connection, self._claiming(missed, params))]
 
-    def claim_this(self, connection: Connection, params: Mapping[str, Any]) -> Rows:
-        return connection.execute(self._claim_this, {**params, "now": self.now()}).all()
+    def claim_this(self, connection: Connection, params: Mapping[str, Any]) -> list[ClaimedJob]:
+        return self._claimed(connection, Step(self._claim_this, {**params, "now": self.now()}))
 
     def run(self, connection: Connection, steps: Sequence[Step]) -> list[Rows]:
         if self._pipeline.fits(connection):
@@ -305,10 +310,10 @@ class PostgresDialect(Dialect):
         steps: Sequence[Step],
         slots: Mapping[str, int],
         params: Mapping[str, Any],
-    ) -> tuple[list[Rows], Rows]:
+    ) -> tuple[list[Rows], Sequence[ClaimedJob]]:
         floors: Floors | None = connection.info.get(FLOORS)
-        *done, claimed = self.run(connection, [*steps, self._claiming(slots, params, floors)])
-        return done, self._noted(connection, floors, slots, params, claimed)
+        *done, rows = self.run(connection, [*steps, self._claiming(slots, params, floors)])
+        return done, self._noted(connection, floors, slots, params, claimed_jobs(rows))
 
     def take_turn(
         self,

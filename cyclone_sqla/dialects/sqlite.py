@@ -27,14 +27,14 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool, SingletonThreadPool, StaticPool
 
+from cyclone_sqla.context import ClaimedJob
 from cyclone_sqla.dialects.base import (
     AUTOCOMMIT,
     Dialect,
-    Rows,
     WorkerConnection,
     async_engine_like,
+    claimed_jobs,
     connecting_like,
-    row_maker,
     session_pool,
 )
 from cyclone_sqla.errors import (
@@ -179,7 +179,6 @@ class SqliteDialect(Dialect):
         last = select(counter.c.value).where(counter.c.name == LEASE_COUNTER)
         self._last_lease = last.scalar_subquery()
         self._claim = self._build_claim()
-        self._row = row_maker(column.name for column in self.sql.claimed)
         self._claim_this = self.sql.claim_this(self._last_lease + 1)
         self._probe = self._build_probe()
         self._raise_leases = (
@@ -322,19 +321,20 @@ class SqliteDialect(Dialect):
 
     def claim(
         self, connection: Connection, slots: Mapping[str, int], params: Mapping[str, Any]
-    ) -> Rows:
-        rows: list[Any] = []
+    ) -> list[ClaimedJob]:
+        jobs: list[ClaimedJob] = []
         kinds = self.syntax.bind("kinds", {"kind": Text()}, [(kind,) for kind in params["kinds"]])
         for queue, count in slots.items():
             given = {**params, **kinds, "of_queue": queue, "slots": count, "now": self.now()}
-            claimed = connection.execute(self._claim, given).all()
+            claimed = claimed_jobs(connection.execute(self._claim, given).all())
             if claimed:
                 connection.execute(self._raise_leases, {"count": len(claimed)})
-            rows += map(self._row, claimed)
-        return rows
+            jobs += claimed
+        return jobs
 
-    def claim_this(self, connection: Connection, params: Mapping[str, Any]) -> Rows:
-        claimed = connection.execute(self._claim_this, {**params, "now": self.now()}).all()
+    def claim_this(self, connection: Connection, params: Mapping[str, Any]) -> list[ClaimedJob]:
+        found = connection.execute(self._claim_this, {**params, "now": self.now()})
+        claimed = claimed_jobs(found.all())
         if claimed:
             connection.execute(self._raise_leases, {"count": 1})
         return claimed

@@ -166,9 +166,9 @@ def running(hands: Hands, *ids: int) -> list[ClaimedJob]:
         jobs = [hands.cyclone.get(connection, job_id) for job_id in ids]
     return [
         ClaimedJob(
-            id=job.id, kind=job.kind, queue=job.queue, arguments="{}", attempt=job.attempt,
-            max_attempts=job.max_attempts, snoozes=0, lease=job.lease, run_at=job.run_at,
-            created_at=job.created_at,
+            id=job.id, kind=job.kind, queue=job.queue, priority=0, arguments="{}",
+            attempt=job.attempt, max_attempts=job.max_attempts, snoozes=0, lease=job.lease,
+            run_at=job.run_at, created_at=job.created_at,
         )
         for job in jobs
     ]  # fmt: skip

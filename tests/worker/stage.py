@@ -62,6 +62,7 @@ class Stage:
             "id": number,
             "kind": kind,
             "queue": "default",
+            "priority": 0,
             "arguments": "{}",
             "attempt": 1,
             "max_attempts": 25,

@@ -376,7 +376,9 @@ def test_a_payload_error_of_the_action_itself_is_a_failed_attempt(
 
 
 @every_flavour
-@pytest.mark.parametrize("fields", [{"expired": True}, {"time_left": seconds(0)}], ids=repr)
+@pytest.mark.parametrize(
+    "fields", [{"time_left": timedelta(0)}, {"time_left": seconds(0)}], ids=repr
+)
 def test_an_expired_job_is_discarded_without_running(
     stage: Stage, flavour: Flavour, fields: Any
 ) -> None:
@@ -635,7 +637,7 @@ def test_async_generators_and_tasks_left_behind_are_closed_at_the_stop() -> None
     assert sorted(closed) == ["generator", "task"]
 
 
-class _Headers(dict[str, str]):
+class _Headers(str):
     """Part of a job; its end can be seen."""
 
 
@@ -653,7 +655,7 @@ def test_nothing_of_a_run_is_kept_alive(stage: Stage, flavour: Flavour, ending: 
     seen: list[weakref.ref[Any]] = []
 
     def body(ctx: Context) -> None:
-        seen.append(weakref.ref(ctx.job.headers))
+        seen.append(weakref.ref(ctx.job.headers_json))
         if ending == "raises":
             raise _Error(seen, ctx) from _Error(seen, ctx)
         if ending == "is interrupted":
@@ -664,7 +666,7 @@ def test_nothing_of_a_run_is_kept_alive(stage: Stage, flavour: Flavour, ending: 
     gc.collect()
     gc.disable()
     try:
-        stage.wait(stage.start_kind(kind, headers=_Headers()))
+        stage.wait(stage.start_kind(kind, headers_json=_Headers("{}")))
         stage.outcomes.clear()
         wait_until(lambda: all(ref() is None for ref in seen), "all of it is gone")
     finally:
@@ -675,9 +677,9 @@ def test_nothing_of_a_run_is_kept_alive(stage: Stage, flavour: Flavour, ending: 
 @every_flavour
 def test_a_limit_keeps_no_finished_run_alive(stage: Stage, flavour: Flavour) -> None:
     seen: list[weakref.ref[Any]] = []
-    fn = flavoured(flavour, lambda ctx: seen.append(weakref.ref(ctx.job.headers)))
+    fn = flavoured(flavour, lambda ctx: seen.append(weakref.ref(ctx.job.headers_json)))
 
-    stage.wait(stage.start(fn, timeout=3600, job={"headers": _Headers()}))
+    stage.wait(stage.start(fn, timeout=3600, job={"headers_json": _Headers("{}")}))
     stage.outcomes.clear()
 
     wait_until(lambda: [ref() for ref in seen] == [None], "all of it is gone")
