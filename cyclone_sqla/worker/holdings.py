@@ -19,7 +19,7 @@ class Holdings:
     """
 
     def __init__(self, slots: Mapping[str, int]) -> None:
-        self._slots = dict(slots)
+        self.slots: Mapping[str, int] = dict(slots)
         self._running: Counter[str] = Counter()
         self._runs: set[HeldRun] = set()
         self._lock = threading.Lock()
@@ -27,7 +27,7 @@ class Holdings:
     def free_slots(self) -> dict[str, int]:
         """How many more jobs each queue may run now; queues without a free slot are left out."""
         with self._lock:
-            free = {name: count - self._running[name] for name, count in self._slots.items()}
+            free = {name: count - self._running[name] for name, count in self.slots.items()}
         return {name: count for name, count in free.items() if count > 0}
 
     def take(self, jobs: Sequence[ClaimedJob]) -> None:

@@ -20,6 +20,7 @@ from cyclone_sqla.worker.executor import Executor
 from cyclone_sqla.worker.holdings import Holdings
 from cyclone_sqla.worker.runs import Finished
 from cyclone_sqla.worker.settler import Settler
+from cyclone_sqla.worker.starter import Starter
 from cyclone_sqla.worker.wakeup import RUN_ENDED, Linger, Wakeup
 
 log = logging.getLogger("cyclone_sqla.worker")
@@ -28,6 +29,10 @@ FOR_OTHERS = {CALL_TO_ADMIT, CALL_TO_RENEW}
 """Calls after which no job is available yet."""
 
 LARGE_BATCH = 100
+"""So many runs are started beside the loop. So many at least a queue may claim at once, and else no
+more than half of its slots: one half runs while the other is written, claimed and started.
+"""
+
 YIELD = 0.001
 """After a large batch on SQLite the others waiting for the write lock get this many seconds."""
 
@@ -91,6 +96,8 @@ class _Turn(NamedTuple):
     busy: int
     has_looked: bool
     claimed: int
+    is_partial: bool
+    """Whether it filled all the slots that it may at once, and more of them are free."""
 
     @property
     def has_found(self) -> bool:
@@ -134,6 +141,10 @@ class Work:
         self._renew_now = renew_now
         self._linger = Linger(poll)
         self._hand_overs = HandOvers()
+        self._at_once = {
+            queue: max(LARGE_BATCH, -(-count // 2)) for queue, count in holdings.slots.items()
+        }
+        self._starter = Starter(self._start_now)
         self._finished: SimpleQueue[Finished] = executor.finished
         self._was_called = False
         self._is_uncertain = False
@@ -154,7 +165,7 @@ class Work:
             turn = self._take_turn()
             if turn.has_found:
                 self._found_something()
-            self._is_asleep = len(self._settler) <= turn.busy
+            self._is_asleep = len(self._settler) <= turn.busy and not turn.is_partial
         if self._is_asleep:
             self._wait(has_looked=turn.has_looked and not turn.claimed)
             self._is_asleep = False
@@ -185,12 +196,13 @@ class Work:
         except BaseException as exc:  # noqa: BLE001 - the loop raises it, logs it and recovers
             self._failure = exc
             return False
-        return turn.claimed > 0 and not len(self._settler)
+        return turn.claimed > 0 and not turn.is_partial and not len(self._settler)
 
     def end(self) -> None:
         """After the last round: none is taken any more."""
         with self._taking_turns:
             self._is_asleep = False
+        self._starter.close()
 
     def _take_turn(self) -> _Turn:
         self._looks += 1
@@ -202,13 +214,15 @@ class Work:
         batch = self._settler.next_batch()
         if self._is_uncertain:
             self._reconcile()
-        slots = self._holdings.free_slots() if is_claiming else {}
+        free = self._holdings.free_slots() if is_claiming else {}
+        slots = {queue: min(count, self._at_once[queue]) for queue, count in free.items()}
         claimed, busy = self._step(batch, slots)
         if not is_claiming:
             self._tell_others(finished)
             self.has_stopped_claiming.set()
         self._start(claimed)
-        return _Turn(len(batch), busy, has_looked=bool(slots), claimed=len(claimed))
+        is_partial = slots != free and len(claimed) == sum(slots.values())
+        return _Turn(len(batch), busy, bool(slots), len(claimed), is_partial)
 
     def stop_claiming(self) -> None:
         """Claim no more; a claim that is under way still ends."""
@@ -257,10 +271,16 @@ class Work:
             return self._dialect.may_find_work(connection, slots, self._kinds)
 
     def _start(self, claimed: Sequence[ClaimedJob]) -> None:
+        if len(claimed) < LARGE_BATCH:
+            self._start_now(claimed)
+            return
+        self._starter.put(claimed)
+        if self._dialect.one_writer:
+            time.sleep(YIELD)
+
+    def _start_now(self, claimed: Sequence[ClaimedJob]) -> None:
         for job in self._executor.start_runs(claimed):
             self._finished.put(Finished(job, GivenBack(), 0.0))
-        if len(claimed) >= LARGE_BATCH and self._dialect.one_writer:
-            time.sleep(YIELD)
 
     def _found_something(self) -> None:
         self._was_called = False
