@@ -22,6 +22,7 @@ from cyclone_sqla.hint_senders import notify_channel
 from cyclone_sqla.hints import HintSender, queue_after_commit
 from cyclone_sqla.inspection_statements import InspectionStatements
 from cyclone_sqla.intervention_statements import InterventionStatements
+from cyclone_sqla.job_spec import JobSpec
 from cyclone_sqla.lifecycle import State
 from cyclone_sqla.line_statements import LineStatements
 from cyclone_sqla.models import Tables, tables_in
@@ -139,6 +140,20 @@ class Dialect(ABC):
     @abstractmethod
     def draw_ids(self, connection: Connection, count: int) -> list[int]:
         """The database's next job ids, rising."""
+
+    def copying(self, connection: Connection) -> datetime | None:
+        """The present time, if :meth:`copy_plain` can be used in this transaction."""
+        return None
+
+    def copy_plain(
+        self,
+        connection: Connection,
+        jobs: Iterable[tuple[int, JobSpec]],
+        origin: str | None,
+        now: datetime,
+    ) -> None:
+        """Insert jobs of which nothing is asked but to run, with these ids."""
+        raise NotImplementedError  # it says by copying() that it can't
 
     @abstractmethod
     def lock_sequence(self, connection: Connection, key: str) -> None:

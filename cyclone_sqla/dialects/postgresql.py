@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy import BigInteger, Connection, Engine, Text, bindparam, event, func, select
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.dialects.postgresql import ARRAY, REGCLASS
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
 from sqlalchemy.orm import Session
@@ -34,6 +34,7 @@ from cyclone_sqla.dialects.base import (
     connecting_like,
     session_pool,
 )
+from cyclone_sqla.dialects.copying import copy_plain
 from cyclone_sqla.dialects.floors import Floor, Floors
 from cyclone_sqla.dialects.hand_over import TurnFunction
 from cyclone_sqla.dialects.pipeline import BEGIN, Pipeline, is_between_transactions
@@ -45,6 +46,7 @@ from cyclone_sqla.hint_senders import (
     notify_sender,
 )
 from cyclone_sqla.hints import HintSender
+from cyclone_sqla.job_spec import JobSpec
 from cyclone_sqla.models import (
     IS_AVAILABLE,
     Duration,
@@ -194,6 +196,29 @@ class PostgresDialect(Dialect):
     def draw_ids(self, connection: Connection, count: int) -> list[int]:
         params = {"table": _quoted(self.tables.job), "count": count}
         return sorted(connection.execute(_DRAW_IDS, params).scalar_one())
+
+    def copying(self, connection: Connection) -> datetime | None:
+        """Not under row-level security, which COPY refuses; nor where a text may not be one of the
+        connection's encoding, which would be found out when the COPY has begun.
+        """
+        dialect = connection.dialect
+        if dialect.driver != "psycopg" or dialect.is_async:
+            return None
+        driver: Any = connection.connection.driver_connection
+        if driver.info.encoding != "utf-8":
+            return None
+        params = {"table": _quoted(self.tables.job), "now": self.now()}
+        is_guarded, now = connection.execute(self._before_copy, params).one()
+        return None if is_guarded else now
+
+    def copy_plain(
+        self,
+        connection: Connection,
+        jobs: Iterable[tuple[int, JobSpec]],
+        origin: str | None,
+        now: datetime,
+    ) -> None:
+        copy_plain(connection, _quoted(self.tables.job), jobs, origin, now)
 
     def lock_sequence(self, connection: Connection, key: str) -> None:
         """An advisory lock by a hash of schema and key: two keys may share one, and then wait."""
@@ -398,6 +423,9 @@ class PostgresDialect(Dialect):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        self._before_copy = select(
+            func.row_security_active(bindparam("table", type_=Text())), self.sql.now()
+        )
         self._lease = func.nextval(_regclass(self.tables.lease_sequence), type_=BigInteger())
         self._claim = self._build_claim().returning(*self.sql.claimed)
         self._claim_this = self.sql.claim_this(self._lease)
@@ -526,7 +554,7 @@ _LOCK_SEQUENCE = select(
 _ISOLATION = select(func.current_setting("transaction_isolation"))
 
 _SEQUENCE = select(
-    func.pg_get_serial_sequence(bindparam("table", type_=Text()), "id")
+    sa.cast(func.pg_get_serial_sequence(bindparam("table", type_=Text()), "id"), REGCLASS)
 ).scalar_subquery()  # or it would be looked up for each id
 
 _DRAW_IDS = select(_list_of(func.nextval(_SEQUENCE))).select_from(

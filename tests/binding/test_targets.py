@@ -108,11 +108,12 @@ def test_a_job_is_found_by_its_id(shop: Shop, door: Door) -> None:
     assert len(shop.jobs()) == 1
 
 
-def test_the_answer_to_each_of_2500_is_at_its_place(shop: Shop, driver: str) -> None:
-    specs = [
-        shop.ship.using(unique=f"{-i % 700}" if 900 < i < 1_600 else None).job(i)
-        for i in range(2_500)
-    ]
+@pytest.mark.parametrize("are_plain", [True, False], ids=["plain", "with keys"])
+def test_the_answer_to_each_of_2500_is_at_its_place(
+    shop: Shop, driver: str, are_plain: bool
+) -> None:
+    keys = [None if are_plain or i <= 900 or i >= 1_600 else f"{-i % 700}" for i in range(2_500)]
+    specs = [shop.ship.using(unique=key).job(i) for i, key in enumerate(keys)]
 
     async def story(target: Any) -> list[int]:
         refs = await settled(shop.cyclone.enqueue_many(target, specs))

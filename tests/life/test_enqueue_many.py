@@ -53,8 +53,9 @@ WORDS = 'a "b" \\n \u2028 \U0001f600 {"c": [1]} \'d\' :e %s %(f)s'
         {"headers": {WORDS: WORDS, "empty": ""}},
     ],
 )  # fmt: skip
+@pytest.mark.parametrize("others", [1, operations.COPY_FROM])
 def test_a_job_among_many_is_stored_like_one_alone(
-    database: Database, options: dict[str, Any]
+    database: Database, options: dict[str, Any], others: int
 ) -> None:
     shop = Shop(database, clock=ManualClock())
     details = {WORDS: [WORDS, 10**30, -0.0, 1e-7, None]}
@@ -65,9 +66,9 @@ def test_a_job_among_many_is_stored_like_one_alone(
 
     with shop.session() as session, session.begin():
         shop.ship.using(**given(1)).enqueue(session, 1, details)
-        jobs = [shop.ship.using(**given(2)).job(1, details), shop.mail.job("b")]
+        jobs = [shop.ship.using(**given(2)).job(1, details), *[shop.mail.job("b")] * others]
         shop.cyclone.enqueue_many(session, jobs)
-    alone, among, _ = (dict(zip(shop.job_table.c.keys(), row, strict=True)) for row in shop.rows())
+    alone, among, *_ = (dict(zip(shop.job_table.c.keys(), row, strict=True)) for row in shop.rows())
     assert alone.keys() == among.keys()
     differ = {name for name, value in alone.items() if value != among[name]}
     assert differ == {"id"} | {f"{name}_key" for name in own}
