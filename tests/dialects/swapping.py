@@ -8,13 +8,15 @@ from tests.servers.sockets import Between
 
 _HEADER = struct.Struct("!cI")
 _READY, _SYNC, _QUERY, _TERMINATE = b"Z", b"S", b"Q", b"X"
+_COPY_BEGINS, _COPY_DONE, _COPY_FAILED = b"G", b"c", b"f"
 
 
 class SwappingPooler(Between):
     """Gives each client two server connections, and the other one for every new transaction.
 
     So nothing that a session keeps is there in the next transaction: prepared statements, settings,
-    LISTEN. It speaks just enough of the protocol: no TLS, no passwords, no COPY.
+    LISTEN. It speaks just enough of the protocol: no TLS, no passwords; a COPY by a
+    simple query.
     """
 
     def __init__(self, url: str) -> None:
@@ -42,7 +44,7 @@ class SwappingPooler(Between):
             servers[current].sendall(message)
             if kind == _TERMINATE:
                 return
-            if kind not in (_SYNC, _QUERY):
+            if kind not in (_SYNC, _QUERY, _COPY_DONE, _COPY_FAILED):
                 continue
             for answer in _until_ready(servers[current]):
                 client.sendall(answer)
@@ -52,12 +54,12 @@ class SwappingPooler(Between):
 
 
 def _until_ready(server: socket.socket) -> list[bytes]:
-    """All messages up to the one that ends an answer."""
+    """All messages up to the one that ends an answer, or asks for the rows of a COPY."""
     messages: list[bytes] = []
     while True:
         kind, message = _message(server)
         messages.append(message)
-        if kind == _READY:
+        if kind in (_READY, _COPY_BEGINS):
             return messages
 
 
