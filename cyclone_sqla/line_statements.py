@@ -79,13 +79,10 @@ class LineStatements(StatementSet):
         )
 
     def _heads(self) -> sa.CTE:
-        """For each key of the listed jobs its head, if any, and the first of its line."""
+        """Each key of the listed jobs, and its head, if any."""
         given = self.syntax.rows("keys", KEYS)
-        return select(
-            given.c.key,
-            self._head_of(given.c.key, given).label("head"),
-            self._first_of(given.c.key, given).label("first"),
-        ).cte("heads")
+        head = self._head_of(given.c.key, given).label("head")
+        return select(given.c.key, head).cte("heads")
 
     def _locked_heads(self, heads: sa.CTE) -> sa.FromClause:
         job = self.job.alias("held_head")
@@ -99,12 +96,10 @@ class LineStatements(StatementSet):
     def _locked_firsts(self, heads: sa.CTE) -> sa.FromClause:
         """In order of keys, so that two admits never wait for each other in a circle."""
         job = self.job.alias("first_in_line")
+        of_headless = select(self._first_of(heads.c.key, heads)).where(heads.c.head.is_(None))
         firsts: Any = (
             select(job.c.id, job.c.sequence_key)
-            .where(
-                self.syntax.one_of(job.c.id, select(heads.c.first).where(heads.c.head.is_(None))),
-                self._may_lead(job),
-            )
+            .where(self.syntax.one_of(job.c.id, of_headless), self._may_lead(job))
             .order_by(job.c.sequence_key)
         )
         return self.syntax.locked(firsts, job, "promoted")
