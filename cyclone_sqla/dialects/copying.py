@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from datetime import datetime
 from itertools import islice
 from typing import Any
 
 from sqlalchemy import Connection
+from sqlalchemy.util import await_only
 
 from cyclone_sqla.dialects.pipeline import driver_errors
 from cyclone_sqla.job_spec import JobSpec
@@ -39,14 +40,25 @@ def copy_plain(
     The rows go to the driver itself, so an engine's listeners for executions don't see them.
     """
     driver: Any = connection.connection.driver_connection
+    statement = f"COPY {table} ({', '.join(_COLUMNS)}) FROM STDIN"
     rows = _rows(jobs, origin, now)
-    with (
-        driver_errors(connection),
-        driver.cursor() as cursor,
-        cursor.copy(f"COPY {table} ({', '.join(_COLUMNS)}) FROM STDIN") as copy,
-    ):
+    with driver_errors(connection):
+        if connection.dialect.is_async:
+            await_only(_send_async(driver, statement, rows))
+        else:
+            _send(driver, statement, rows)
+
+
+def _send(driver: Any, statement: str, rows: Iterator[str]) -> None:
+    with driver.cursor() as cursor, cursor.copy(statement) as copy:
         while lines := "".join(islice(rows, _LINES)):
             copy.write(lines)
+
+
+async def _send_async(driver: Any, statement: str, rows: Iterator[str]) -> None:
+    async with driver.cursor() as cursor, cursor.copy(statement) as copy:
+        while lines := "".join(islice(rows, _LINES)):
+            await copy.write(lines)
 
 
 def _rows(jobs: Iterable[tuple[int, JobSpec]], origin: str | None, now: datetime) -> Generator[str]:

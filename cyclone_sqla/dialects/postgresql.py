@@ -201,8 +201,7 @@ class PostgresDialect(Dialect):
         """Not under row-level security, which COPY refuses; nor where a text may not be one of the
         connection's encoding, which would be found out when the COPY has begun.
         """
-        dialect = connection.dialect
-        if dialect.driver != "psycopg" or dialect.is_async:
+        if connection.dialect.driver != "psycopg":
             return None
         driver: Any = connection.connection.driver_connection
         if driver.info.encoding != "utf-8":

@@ -120,6 +120,15 @@ def one_by_one_by_hand(place: PostgresPlace, jobs: int) -> None:
             connection.execute(by_hand.INSERT_AND_TELL, ('{"seq":1}',))
 
 
+def in_transactions_by_hand(place: PostgresPlace, jobs: int) -> None:
+    """The row of a plain job by a prepared INSERT between BEGIN and COMMIT, and its id."""
+    with by_hand.connect(place.dsn) as connection:
+        connection.autocommit = False
+        for _ in range(jobs):
+            connection.execute(by_hand.INSERT_OF_OURS).fetchone()
+            connection.commit()
+
+
 all_doors = pytest.mark.parametrize(
     ("door", "name"),
     [
@@ -164,6 +173,22 @@ def test_what_the_door_itself_costs(
         ours=lambda: rate(ONE_BY_ONE, lambda: through(producer.plain, ONE_BY_ONE)),
         reference=lambda: rate(ONE_BY_ONE, lambda: through(producer.by_insert, ONE_BY_ONE)),
         beside="SQLAlchemy by hand, INSERT of the row",
+        size=ONE_BY_ONE,
+    )
+
+
+def test_what_a_transaction_itself_costs(
+    place: PostgresPlace, producer: Producer, book: Book
+) -> None:
+    """The limit for whoever enqueues in a transaction: three round trips, and this table."""
+    producer.in_connections(producer.plain, 20)
+    book.compare(
+        "enqueue",
+        "one a transaction, Connection, plain, next to a transaction by hand",
+        place.name,
+        ours=lambda: rate(ONE_BY_ONE, lambda: producer.in_connections(producer.plain, ONE_BY_ONE)),
+        reference=lambda: rate(ONE_BY_ONE, lambda: in_transactions_by_hand(place, ONE_BY_ONE)),
+        beside="psycopg by hand, BEGIN, INSERT of the same row, COMMIT",
         size=ONE_BY_ONE,
     )
 

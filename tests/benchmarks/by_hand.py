@@ -44,6 +44,12 @@ INSERT = "INSERT INTO hand_job (queue, arguments) VALUES ('default', %s)"
 
 INSERT_AND_TELL = f"WITH job AS ({INSERT}) SELECT pg_notify('hand', '')"
 
+INSERT_OF_OURS = """
+INSERT INTO cyclone_job
+    (kind, queue, priority, state, arguments, max_attempts, run_at, created_at, updated_at)
+VALUES ('work', 'default', 0, 'available', '{"seq":1}', 25, now(), now(), now()) RETURNING id
+"""
+
 BATCH = 500
 
 CLAIM = """

@@ -1,5 +1,6 @@
 """Many plain jobs are copied into PostgreSQL: stored as if inserted, all of them or none."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -9,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import Connection, event
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from cyclone_sqla import JobRef, JobSpec, State
 from cyclone_sqla.operations import COPY_FROM
@@ -71,6 +73,32 @@ def test_many_plain_jobs_are_copied_and_others_inserted(hands: Hands) -> None:
             del seen[:]
             enqueue(hands, others)
             assert set(seen) == {"WITH"}
+
+
+def test_they_are_copied_through_an_async_session_too(
+    hands: Hands, postgresql_database: Database
+) -> None:
+    async def story() -> None:
+        engine = create_async_engine(postgresql_database.url)
+        event.listen(engine.sync_engine, "connect", _note)
+        async with AsyncSession(engine) as session:
+            await hands.cyclone.enqueue_many(session, specs())
+            bad = [spec._replace(queue="\ud800") for spec in specs()]
+            with pytest.raises(UnicodeEncodeError):
+                await hands.cyclone.enqueue_many(session, bad)
+            await session.commit()
+        await engine.dispose()
+
+    notices: list[str] = []
+
+    def _note(connection: Any, _record: object) -> None:
+        driver = connection.driver_connection
+        driver.add_notice_handler(lambda notice: notices.append(notice.message_primary))
+
+    with statements_seen(hands):
+        asyncio.run(story())
+    assert notices == ["COPY"]
+    assert len(_ids(hands)) == COPY_FROM
 
 
 def test_the_answers_are_those_of_an_insert(hands: Hands) -> None:
