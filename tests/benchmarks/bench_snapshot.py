@@ -10,7 +10,7 @@ from tests.benchmarks.place import PostgresPlace
 from tests.benchmarks.processes import Runner, drain
 
 EARLIER = sized(200_000)
-COUNT = sized(20_000)
+COUNT = sized(40_000)
 
 
 @contextmanager
@@ -62,7 +62,6 @@ def test_drain_under_a_held_snapshot(place: PostgresPlace, book: Book) -> None:
         reference=lambda: free(place),
         beside="the same without a snapshot",
         size=COUNT,
-        pairs=min(PAIRS, 5),
     )
 
 

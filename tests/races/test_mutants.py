@@ -58,7 +58,7 @@ def jobs_sink_behind_a_first_that_is_not_locked(monkeypatch: pytest.MonkeyPatch)
 
     def heads_and_firsts(self: LineStatements, heads: sa.CTE) -> sa.FromClause:
         job = self.job.alias("relied_on")
-        first = sa.select(sa.func.coalesce(heads.c.head, heads.c.first))
+        first = sa.select(sa.func.coalesce(heads.c.head, self._first_of(heads.c.key, heads)))
         return sa.select(job.c.id, job.c.sequence_key).where(job.c.id.in_(first)).cte("held")
 
     monkeypatch.setattr(LineStatements, "_locked_heads", heads_and_firsts)
