@@ -222,6 +222,8 @@ class Cyclone(BulkControl, Reading):
         ``on_duplicate`` overrides what the jobs themselves say. With "raise" it is all or nothing:
         nothing is inserted and DuplicateError lists every offending input. With "return" a
         duplicate's JobRef has ``created=False`` and names the holder.
+
+        On PostgreSQL a hundred plain jobs or more are copied, which SQLAlchemy's events don't see.
         """
         specs = [self._settled_spec(spec) for spec in jobs]
         if on_duplicate is not None:
