@@ -20,6 +20,7 @@ class Holdings:
 
     def __init__(self, slots: Mapping[str, int]) -> None:
         self.slots: Mapping[str, int] = dict(slots)
+        """How many runs of each queue may go on at the same time."""
         self._running: Counter[str] = Counter()
         self._runs: set[HeldRun] = set()
         self._lock = threading.Lock()

@@ -22,6 +22,20 @@ def site(database: Database) -> Site:
     return Site(database)
 
 
+@pytest.fixture
+def starting(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    """What each batch passes before it is started."""
+    gate = Gate()
+    start = Executor.start_runs
+
+    def start_runs(self: Executor, jobs: Sequence[ClaimedJob]) -> list[ClaimedJob]:
+        gate()
+        return start(self, jobs)
+
+    monkeypatch.setattr(Executor, "start_runs", start_runs)
+    return gate
+
+
 def test_claims_of_half_the_slots_fill_all_of_them_at_once(site: Site) -> None:
     gate = Gate()
     site.action(gate.passing())
@@ -33,17 +47,7 @@ def test_claims_of_half_the_slots_fill_all_of_them_at_once(site: Site) -> None:
         site.wait_until_all_are("completed")
 
 
-def test_the_next_turn_does_not_wait_for_the_start_of_a_batch(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    starting = Gate()
-    start = Executor.start_runs
-
-    def start_runs(self: Executor, jobs: Sequence[ClaimedJob]) -> list[ClaimedJob]:
-        starting()
-        return start(self, jobs)
-
-    monkeypatch.setattr(Executor, "start_runs", start_runs)
+def test_the_next_turn_does_not_wait_for_the_start_of_a_batch(site: Site, starting: Gate) -> None:
     site.action(nothing)
     site.enqueue_many(SLOTS)
     with site.worker(concurrency=SLOTS):
@@ -54,22 +58,16 @@ def test_the_next_turn_does_not_wait_for_the_start_of_a_batch(
 
 
 def test_what_was_not_started_when_the_worker_stops_is_given_back(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    site: Site, starting: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its attempt is not counted, and no other worker has to wait for its lease."""
-    starting = Gate()
-    start, stop = Executor.start_runs, Executor.stop
-
-    def start_runs(self: Executor, jobs: Sequence[ClaimedJob]) -> list[ClaimedJob]:
-        starting()
-        return start(self, jobs)
+    stop = Executor.stop
 
     def stop_first(self: Executor, grace: float) -> list[ClaimedJob]:
         left = stop(self, grace)
         starting.open()
         return left
 
-    monkeypatch.setattr(Executor, "start_runs", start_runs)
     monkeypatch.setattr(Executor, "stop", stop_first)
     site.action(nothing)
     ids = site.enqueue_many(LARGE_BATCH)
