@@ -294,9 +294,12 @@ def _enqueue_all(
     connection: Connection, dialect: Dialect, specs: Sequence[JobSpec], origin: str | None
 ) -> list[JobRef]:
     if len(specs) >= COPY_FROM and all(s.is_plain and s.idempotency_key is None for s in specs):
-        now = dialect.copying(connection)
-        if now is not None:
-            return _copy_all(connection, dialect, specs, origin, now)
+        copied = dialect.copy_plain(connection, specs, origin)
+        if copied is not None:
+            return [
+                JobRef(job_id, spec.kind, spec.queue, True, State.AVAILABLE)
+                for job_id, spec in zip(copied, specs, strict=True)
+            ]
     keys = {
         i: (spec.kind, spec.idempotency_key)
         for i, spec in enumerate(specs)
@@ -311,23 +314,6 @@ def _enqueue_all(
     _name_keys(connection, dialect, {key: refs[i].id for key, i in taken.items()})
     known |= {key: refs[i]._replace(created=False) for key, i in taken.items()}
     return [refs[i] if i in refs else known[keys[i]] for i in range(len(specs))]
-
-
-def _copy_all(
-    connection: Connection,
-    dialect: Dialect,
-    specs: Sequence[JobSpec],
-    origin: str | None,
-    now: datetime,
-) -> list[JobRef]:
-    """What the database refuses midway leaves nothing, and the caller's transaction usable."""
-    ids = dialect.next_ids(connection, len(specs))
-    with dialect.savepoint(connection):
-        dialect.copy_plain(connection, zip(ids, specs, strict=True), origin, now)
-    return [
-        JobRef(job_id, spec.kind, spec.queue, True, State.AVAILABLE)
-        for job_id, spec in zip(ids, specs, strict=True)
-    ]
 
 
 def _insert_all(

@@ -141,19 +141,15 @@ class Dialect(ABC):
     def draw_ids(self, connection: Connection, count: int) -> list[int]:
         """The database's next job ids, rising."""
 
-    def copying(self, connection: Connection) -> datetime | None:
-        """The present time, if :meth:`copy_plain` can be used in this transaction."""
-        return None
-
     def copy_plain(
-        self,
-        connection: Connection,
-        jobs: Iterable[tuple[int, JobSpec]],
-        origin: str | None,
-        now: datetime,
-    ) -> None:
-        """Insert jobs of which nothing is asked but to run, with these ids."""
-        raise NotImplementedError  # it says by copying() that it can't
+        self, connection: Connection, specs: Sequence[JobSpec], origin: str | None
+    ) -> list[int] | None:
+        """Insert jobs of which nothing is asked but to run, as the database takes them fastest;
+        their ids. None if it has no such way, or not in this transaction.
+
+        What it refuses midway leaves nothing, and the caller's transaction usable.
+        """
+        return None
 
     @abstractmethod
     def lock_sequence(self, connection: Connection, key: str) -> None:

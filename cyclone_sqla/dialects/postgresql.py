@@ -197,7 +197,9 @@ class PostgresDialect(Dialect):
         params = {"table": _quoted(self.tables.job), "count": count}
         return sorted(connection.execute(_DRAW_IDS, params).scalar_one())
 
-    def copying(self, connection: Connection) -> datetime | None:
+    def copy_plain(
+        self, connection: Connection, specs: Sequence[JobSpec], origin: str | None
+    ) -> list[int] | None:
         """Not under row-level security, which COPY refuses; nor where a text may not be one of the
         connection's encoding, which would be found out when the COPY has begun.
         """
@@ -206,18 +208,15 @@ class PostgresDialect(Dialect):
         driver: Any = connection.connection.driver_connection
         if driver.info.encoding != "utf-8":
             return None
-        params = {"table": _quoted(self.tables.job), "now": self.now()}
+        table = _quoted(self.tables.job)
+        params = {"table": table, "now": self.now()}
         is_guarded, now = connection.execute(self._before_copy, params).one()
-        return None if is_guarded else now
-
-    def copy_plain(
-        self,
-        connection: Connection,
-        jobs: Iterable[tuple[int, JobSpec]],
-        origin: str | None,
-        now: datetime,
-    ) -> None:
-        copy_plain(connection, _quoted(self.tables.job), jobs, origin, now)
+        if is_guarded:
+            return None
+        ids = self.next_ids(connection, len(specs))
+        with self.savepoint(connection):
+            copy_plain(connection, table, zip(ids, specs, strict=True), origin, now)
+        return ids
 
     def lock_sequence(self, connection: Connection, key: str) -> None:
         """An advisory lock by a hash of schema and key: two keys may share one, and then wait."""

@@ -377,7 +377,7 @@ def test_a_payload_error_of_the_action_itself_is_a_failed_attempt(
 
 @every_flavour
 @pytest.mark.parametrize(
-    "fields", [{"time_left": timedelta(0)}, {"time_left": seconds(0)}], ids=repr
+    "fields", [{"time_left": seconds(-1)}, {"time_left": seconds(0)}], ids=repr
 )
 def test_an_expired_job_is_discarded_without_running(
     stage: Stage, flavour: Flavour, fields: Any
