@@ -37,9 +37,8 @@ _LONGEST_SPACING = 0.008
 in such a stream are awake.
 """
 
-_SHORTEST_LOOK = 0.0001
-_LONGEST_LOOK = 0.001
-"""Seconds between two looks at a commit that has not returned: the first soon, the next ever later.
+_LOOK = 0.001
+"""Seconds between two looks whether commits have returned whose transactions somebody still holds.
 """
 
 _IDLE = 60.0
@@ -125,10 +124,15 @@ class NotifySender:
             self._wake()
 
     def send_after(self, transaction: Transaction, hints: Collection[Hint]) -> None:
-        """Send as soon as the commit of ``transaction``, which is under way, has returned."""
+        """Send as soon as the commit of ``transaction``, which is under way, has returned.
+
+        Nobody says when that is. But most let go of the transaction then, which is called for at
+        once; at the others the thread looks.
+        """
         began = time.monotonic()
         with self._changed:
-            self._committing.append(_Committing(transaction, hints, began))
+            held = weakref.ref(transaction, self._look)
+            self._committing.append(_Committing(held, hints, began))
             self._wake()
 
     def close(self, timeout: float = _EXIT_WITHIN) -> None:
@@ -175,6 +179,11 @@ class NotifySender:
         self._thread = None
         self._spacing = _SHORTEST_SPACING
 
+    def _look(self, _gone: object) -> None:
+        """In the thread that let go of a transaction, or wherever the garbage collector runs."""
+        with self._changed:
+            self._changed.notify()
+
     def _wake(self) -> None:
         if self._thread is not None:
             self._changed.notify()
@@ -208,17 +217,11 @@ class NotifySender:
                 if self._hints or (not self._committing and (self._leaving or left <= 0)):
                     hints, self._hints = self._hints, set()
                     return hints
-                self._changed.wait(self._next_look(now) if self._committing else left)
-
-    def _next_look(self, now: float) -> float:
-        """Seconds: as long as the latest commit takes already, within bounds."""
-        taken = now - self._committing[-1].began
-        return min(max(taken, _SHORTEST_LOOK), _LONGEST_LOOK)
+                self._changed.wait(_LOOK if self._committing else left)
 
     def _take_ended_commits(self, now: float) -> None:
         for commit in self._committing[:]:
-            # The committing thread clears the flag once its commit has returned, error or not.
-            if not commit.transaction.is_active or now > commit.began + _LONGEST_COMMIT:
+            if commit.has_returned() or now > commit.began + _LONGEST_COMMIT:
                 self._committing.remove(commit)
                 self._hints.update(commit.hints)
 
@@ -286,9 +289,14 @@ class NotifySender:
 class _Committing(NamedTuple):
     """Hints that wait for a commit to return, which ``began`` then on the monotonic clock."""
 
-    transaction: Transaction
+    transaction: weakref.ref[Transaction]
     hints: Collection[Hint]
     began: float
+
+    def has_returned(self) -> bool:
+        """The committing thread clears the flag once its commit has returned, error or not."""
+        transaction = self.transaction()
+        return transaction is None or not transaction.is_active
 
 
 _notify_senders: weakref.WeakKeyDictionary[Pool, NotifySender] = weakref.WeakKeyDictionary()

@@ -20,6 +20,7 @@ from sqlalchemy import Connection, Engine, Transaction, create_engine, event, ma
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
+from cyclone_sqla import hint_senders
 from cyclone_sqla.hint_senders import (
     NotifySender,
     hint_engine,
@@ -385,6 +386,29 @@ def test_who_is_called_can_see_the_row_however_slow_the_commit(engine: Engine, e
         _enqueue_on(connection, "ledger")
     worker.join()
     assert rows == [1]
+
+
+def test_a_commit_whose_transaction_is_let_go_is_called_for_at_once(
+    engine: Engine, ear: Ear, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hint_senders, "_LOOK", 60.0)
+    with engine.connect() as connection:
+        for queue in ("ledger", "mail"):
+            with connection.begin():
+                _enqueue_on(connection, queue)
+            ear.hear_until(queue)
+        _enqueue_on(connection, "print")
+        connection.commit()
+        ear.hear_until("print")
+
+
+def test_a_commit_whose_transaction_is_kept_calls(engine: Engine, ear: Ear) -> None:
+    with engine.connect() as connection:
+        transaction = connection.begin()
+        _enqueue_on(connection, "ledger")
+        transaction.commit()
+        ear.hear_until("ledger")
+        assert not transaction.is_active
 
 
 # Two-phase commits
