@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import typing
@@ -70,7 +71,7 @@ class Arguments:
         self._exact = all(is_exact(p.annotation) for p in signature.parameters)
         adapter = _adapter(kind, signature.parameters)
         self._validator = adapter.validator
-        self._serializer = adapter.serializer
+        self._to_json = functools.partial(adapter.serializer.to_json, by_alias=True, warnings=False)
 
     def encode(
         self,
@@ -137,7 +138,10 @@ class Arguments:
     def _encode(
         self, given: dict[str, Any], validated: dict[str, Any], sending: Sending | None
     ) -> str:
-        data = self._dump(validated)
+        try:
+            data = self._to_json(validated)
+        except PydanticSerializationError as exc:
+            raise self._undumpable(validated, str(exc)).error(self._kind) from None
         if b"\\u0000" in data and _NUL.search(data):
             raise self._nul_in(given, validated).error(self._kind)
         if not self._exact or _is_doubtful(data):
@@ -146,24 +150,18 @@ class Arguments:
             return Draft.of(self._kind, data.decode(), validated, sending.unflushed)
         return data.decode()
 
-    def _dump(self, validated: dict[str, Any]) -> bytes:
-        try:
-            return self._serializer.to_json(validated, by_alias=True, warnings=False)
-        except PydanticSerializationError as exc:
-            raise self._undumpable(validated, str(exc)).error(self._kind) from None
-
     def _undumpable(self, values: dict[str, Any], message: str) -> Fault:
         """The serializer gives no path: dump each argument alone, then look inside the bad one."""
         for name, value in values.items():
             try:
-                self._serializer.to_json({name: value}, by_alias=True, warnings=False)
+                self._to_json({name: value})
             except PydanticSerializationError as exc:
                 fault = find_fault(value, _not_dumpable) or Fault((), _first_line(str(exc)))
                 return fault.inside(name)
         return Fault((), _first_line(message))
 
     def _nul_in(self, given: dict[str, Any], validated: dict[str, Any]) -> Fault:
-        names = [n for n, v in validated.items() if _NUL.search(self._dump({n: v}))]
+        names = [n for n, v in validated.items() if _NUL.search(self._to_json({n: v}))]
         return find_fault(given, not_storable) or Fault(tuple(names[:1]), "holds a NUL character")
 
     def _check_round_trip(

@@ -57,6 +57,9 @@ from cyclone_sqla.statements import NewJob
 
 T = TypeVar("T")
 
+COPY_FROM = 100
+"""So many plain jobs are copied, where the database can: of fewer, two round trips are the most."""
+
 # ==== in the caller's transaction =================================================================
 
 
@@ -88,6 +91,10 @@ def enqueue_many(
     inputs. Of inputs with one idempotency key the first one counts.
     """
     dialect.refuse_unfit(connection)
+    if len(specs) >= COPY_FROM and all(s.is_plain and s.idempotency_key is None for s in specs):
+        copied = dialect.copy_plain(connection, specs, origin)
+        if copied is not None:
+            return copied
 
     def attempt() -> list[JobRef]:
         return _enqueue_all(connection, dialect, specs, origin)
@@ -286,20 +293,9 @@ def _giving_back(
 # ---- many ----------------------------------------------------------------------------------------
 
 
-COPY_FROM = 100
-"""So many plain jobs are copied, where the database can: of fewer, two round trips are the most."""
-
-
 def _enqueue_all(
     connection: Connection, dialect: Dialect, specs: Sequence[JobSpec], origin: str | None
 ) -> list[JobRef]:
-    if len(specs) >= COPY_FROM and all(s.is_plain and s.idempotency_key is None for s in specs):
-        copied = dialect.copy_plain(connection, specs, origin)
-        if copied is not None:
-            return [
-                JobRef(job_id, spec.kind, spec.queue, True, State.AVAILABLE)
-                for job_id, spec in zip(copied, specs, strict=True)
-            ]
     keys = {
         i: (spec.kind, spec.idempotency_key)
         for i, spec in enumerate(specs)

@@ -22,7 +22,7 @@ from cyclone_sqla.hint_senders import notify_channel
 from cyclone_sqla.hints import HintSender, queue_after_commit
 from cyclone_sqla.inspection_statements import InspectionStatements
 from cyclone_sqla.intervention_statements import InterventionStatements
-from cyclone_sqla.job_spec import JobSpec
+from cyclone_sqla.job_spec import JobRef, JobSpec
 from cyclone_sqla.lifecycle import State
 from cyclone_sqla.line_statements import LineStatements
 from cyclone_sqla.models import Tables, tables_in
@@ -143,9 +143,9 @@ class Dialect(ABC):
 
     def copy_plain(
         self, connection: Connection, specs: Sequence[JobSpec], origin: str | None
-    ) -> list[int] | None:
-        """Insert jobs of which nothing is asked but to run, as the database takes them fastest;
-        their ids. None if it has no such way, or not in this transaction.
+    ) -> list[JobRef] | None:
+        """Insert jobs of which nothing is asked but to run, as the database takes them fastest.
+        None if it has no such way, or not in this transaction.
 
         What it refuses midway leaves nothing, and the caller's transaction usable.
         """

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from sqlalchemy.util import await_only
 
 from cyclone_sqla.dialects.pipeline import driver_errors
-from cyclone_sqla.job_spec import JobSpec
+from cyclone_sqla.job_spec import JobRef, JobSpec
 from cyclone_sqla.lifecycle import State
 
 _COLUMNS = (
@@ -33,20 +33,22 @@ def copy_plain(
     jobs: Iterable[tuple[int, JobSpec]],
     origin: str | None,
     now: datetime,
-) -> None:
+) -> list[JobRef]:
     """Insert these jobs, with these ids, into a quoted table; on a connection of psycopg's, in its
-    transaction. They are available, and due ``now``.
+    transaction. They are available, and due ``now``. Their answers, in the same order.
 
     The rows go to the driver itself, so an engine's listeners for executions don't see them.
     """
     driver: Any = connection.connection.driver_connection
     statement = f"COPY {table} ({', '.join(_COLUMNS)}) FROM STDIN"
-    rows = _rows(jobs, origin, now)
+    refs: list[JobRef] = []
+    rows = _rows(jobs, origin, now, refs)
     with driver_errors(connection):
         if connection.dialect.is_async:
             await_only(_send_async(driver, statement, rows))
         else:
             _send(driver, statement, rows)
+    return refs
 
 
 def _send(driver: Any, statement: str, rows: Iterator[str]) -> None:
@@ -61,12 +63,18 @@ async def _send_async(driver: Any, statement: str, rows: Iterator[str]) -> None:
             await copy.write(lines)
 
 
-def _rows(jobs: Iterable[tuple[int, JobSpec]], origin: str | None, now: datetime) -> Generator[str]:
-    """In the text format of COPY: columns between tabs, and a line for each row."""
+def _rows(
+    jobs: Iterable[tuple[int, JobSpec]], origin: str | None, now: datetime, refs: list[JobRef]
+) -> Generator[str]:
+    """In the text format of COPY: columns between tabs, and a line for each row.
+
+    Each adds its answer to ``refs``, which costs no time while the server is busy with others.
+    """
     kind, rest, end = "", tuple[object, ...](), ""
     for job_id, spec in jobs:
         if spec.kind != kind or spec.rest != rest:
             kind, rest, end = spec.kind, spec.rest, _shared(spec, origin, now)
+        refs.append(JobRef(job_id, kind, spec.queue, True, State.AVAILABLE))
         yield f"{job_id}\t{_text(spec.arguments)}\t{end}\n"
 
 

@@ -46,7 +46,7 @@ from cyclone_sqla.hint_senders import (
     notify_sender,
 )
 from cyclone_sqla.hints import HintSender
-from cyclone_sqla.job_spec import JobSpec
+from cyclone_sqla.job_spec import JobRef, JobSpec
 from cyclone_sqla.models import (
     IS_AVAILABLE,
     Duration,
@@ -199,7 +199,7 @@ class PostgresDialect(Dialect):
 
     def copy_plain(
         self, connection: Connection, specs: Sequence[JobSpec], origin: str | None
-    ) -> list[int] | None:
+    ) -> list[JobRef] | None:
         """Not under row-level security, which COPY refuses; nor where a text may not be one of the
         connection's encoding, which would be found out when the COPY has begun.
         """
@@ -213,10 +213,9 @@ class PostgresDialect(Dialect):
         is_guarded, now = connection.execute(self._before_copy, params).one()
         if is_guarded:
             return None
-        ids = self.next_ids(connection, len(specs))
+        jobs = zip(self.next_ids(connection, len(specs)), specs, strict=True)
         with self.savepoint(connection):
-            copy_plain(connection, table, zip(ids, specs, strict=True), origin, now)
-        return ids
+            return copy_plain(connection, table, jobs, origin, now)
 
     def lock_sequence(self, connection: Connection, key: str) -> None:
         """An advisory lock by a hash of schema and key: two keys may share one, and then wait."""
