@@ -32,6 +32,7 @@ TITLES = {
     "snapshot": "Under a snapshot that stays open",
     "steps": "The steps of a worker",
     "cost": "What a job writes",
+    "profile": "Where the time goes",
 }
 
 _NAMES = {"postgresql": "PostgreSQL", "sqlite": "SQLite"}

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 
 from cyclone_sqla import Context, Cyclone, Worker
 from tests.benchmarks.claims import Claims
+from tests.benchmarks.trail import Trail
 
 EFFECT = sa.insert(sa.table("hand_effect", sa.column("job_id", sa.BigInteger())))
 
@@ -68,15 +69,19 @@ class Ours:
         mark: Mark,
         slots: int = 500,
         count_claims: bool = False,
+        trail: bool = False,
         # The rows of earlier rounds stay: to prune them is not what is measured.
         keep_completed: float | None = None,
         prune_interval: float = 1.0,
     ) -> None:
         cyclone = application(mark)
         cyclone.database = url
-        self.claims = Claims()
+        dialect = cyclone.dialect(sa.make_url(url).get_backend_name())
+        self.claims, self.trail = Claims(), Trail()
         if count_claims:
-            self.claims.watch(cyclone.dialect(sa.make_url(url).get_backend_name()))
+            self.claims.watch(dialect)
+        if trail:
+            self.trail.watch_worker(dialect)
         self._worker = Worker(
             cyclone,
             queues={"default": slots},
@@ -90,7 +95,7 @@ class Ours:
 
     def told(self) -> dict[str, Any]:
         """What else it saw."""
-        return {"claims": self.claims.noted}
+        return {"claims": self.claims.noted, "stamps": self.trail.stamps}
 
 
 class ByHand:
