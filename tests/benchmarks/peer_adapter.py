@@ -68,13 +68,15 @@ class Adapter(Base):
             sw.start()
             if delay:
                 self.work = self.work.using(process_in=delay)
-            jobs = (self._job(i, key_of(i, keys)) for i in range(first, first + n))
+            numbers = range(first, first + n)
+            if keys is None:
+                jobs = (self.work.job(seq=i) for i in numbers)
+            else:
+                jobs = (self._keyed_job(i, key_of(i, keys)) for i in numbers)
             cyclone.enqueue_many(session, jobs)
             session.commit()
 
-    def _job(self, i: int, key: Any) -> Any:
-        if key is None:
-            return self.work.job(seq=i)
+    def _keyed_job(self, i: int, key: str) -> Any:
         return self.keyed.using(sequence=key).job(key=key, seq=i)
 
     def enqueue_paced(self, n: int, spacing: float) -> Any:
