@@ -159,27 +159,51 @@ class LineStatements(StatementSet):
 
         What :attr:`admit_next` asks of any number of lines, where each look at a table counts.
         """
-        line, job = self.job.alias("line"), self.job.alias("first_in_line")
-        sequence = self.tables.sequence.alias("of_line")
-        first = (
+        job = self.job.alias("first_in_line")
+        first = self._first_open(key).scalar_subquery()
+        is_headless = self._head_of(key, job).is_(None)
+        return job, self._leading_now(job, job).where(job.c.id == first, is_headless)
+
+    def ready_in_lines(self) -> tuple[sa.FromClause, sa.FromClause, sa.Select[Any]]:
+        """The same of the lines that the listed jobs have just left, and the aliases of those that
+        left and of the firsts.
+        """
+        given, left = self.syntax.rows("released", ID), self.job.alias("left")
+        job = self.job.alias("first_in_line")
+        first = self._first_open(left.c.sequence_key).correlate(left).lateral("first")
+        firsts = left.join(first, sa.true()).join(job, job.c.id == first.c.id)
+        has_left = self.syntax.one_of(left.c.id, select(given.c.id))
+        return (
+            left,
+            job,
+            self._leading_now(job, firsts).where(has_left, self._has_left_headless(left)),
+        )
+
+    def _first_open(self, key: ColumnElement[Any]) -> sa.Select[Any]:
+        line = self.job.alias("line")
+        return (
             select(line.c.id)
             .where(line.c.sequence_key == key, line.c.sequence_open.is_not(None))
             .order_by(func.coalesce(line.c.position, line.c.id))
             .limit(1)
-            .scalar_subquery()
         )
-        is_headless = self._head_of(key, job).is_(None)
-        is_first = select(job.c.id).where(job.c.id == first, is_headless)
-        return job, is_first.outerjoin_from(
-            job, sequence, sequence.c.key == job.c.sequence_key
-        ).where(
-            _is_set(job.c.sequence_open),
-            job.c.admitted.is_(None),
-            job.c.position.is_(None),
-            sequence.c.released_through.is_(None),
-            sequence.c.paused_at.is_(None),
-            self._waited(job),
-            job.c.run_at <= self.now(),
+
+    def _leading_now(self, job: sa.FromClause, firsts: sa.FromClause) -> sa.Select[Any]:
+        """As far as they have nothing to wait for, and their keys no positions."""
+        sequence = self.tables.sequence.alias("of_line")
+        source = firsts.outerjoin(sequence, sequence.c.key == job.c.sequence_key)
+        return (
+            select(job.c.id)
+            .select_from(source)
+            .where(
+                _is_set(job.c.sequence_open),
+                job.c.admitted.is_(None),
+                job.c.position.is_(None),
+                sequence.c.released_through.is_(None),
+                sequence.c.paused_at.is_(None),
+                self._waited(job),
+                job.c.run_at <= self.now(),
+            )
         )
 
     @cached_property

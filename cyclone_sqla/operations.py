@@ -570,9 +570,13 @@ def _take_turn(
         [_result(s.outcome) for s in settlements],
         [s.job_id for s in settlements if s.sequence_key is not None],
     )
-    hands_over = wanted.hands_over and len(settlements) == 1
     turn = dialect.take_turn(
-        connection, ended, slots, params, hands_over=hands_over, only_next=wanted.only_next
+        connection,
+        ended,
+        slots,
+        params,
+        hands_over=wanted.hands_over,
+        only_next=wanted.only_next,
     )
     if turn is not None:
         return turn

@@ -67,12 +67,14 @@ class Ended(NamedTuple):
 
 class Turn(NamedTuple):
     """What a worker's turn did: the ids of the jobs that it settled, whether the head of a sequence
-    waits for its time now, and the jobs that it claimed.
+    waits for its time now, and the jobs that it claimed. The first ``handed`` of these are the next
+    in line of those that it settled.
     """
 
     settled: Sequence[int]
     has_delayed: bool
     claimed: Sequence[ClaimedJob]
+    handed: int = 0
 
 
 class Dialect(ABC):
@@ -274,8 +276,8 @@ class Dialect(ABC):
     ) -> Turn | None:
         """Settle runs that returned, hand on, and claim, by one call; None where it can't be had.
 
-        One that ``hands_over`` gives the next in line of a lone head to this worker without asking
-        who else waits; then, with ``only_next``, it claims no other.
+        One that ``hands_over`` gives the next in line of each head to this worker without asking
+        who else waits; if there was any, it claims no other with ``only_next``.
         """
         return None
 

@@ -45,7 +45,7 @@ _PARAMETERS = {
     "now": "timestamptz",
 }
 
-_VARIABLES = {name: f"_{name}" for name in [*_PARAMETERS, "key", "next_id"]} | {
+_VARIABLES = {name: f"_{name}" for name in [*_PARAMETERS, "key", "next_ids"]} | {
     "one_id": "_done_id[1]", "one_lease": "_done_lease[1]", "one_result": "_done_result[1]",
 }  # fmt: skip
 """What the bound values of the statements are in the function, if they are its own."""
@@ -53,6 +53,7 @@ _VARIABLES = {name: f"_{name}" for name in [*_PARAMETERS, "key", "next_id"]} | {
 _NO_VERDICT: list[sa.ColumnElement[Any]] = [
     sa.literal_column("NULL::bigint[]"),
     sa.literal_column("NULL::boolean"),
+    sa.literal_column("NULL::integer"),
 ]
 """What stands in the rows of claimed jobs where the first row tells of the settled ones."""
 
@@ -63,13 +64,15 @@ class TurnFunction:
 
     ``complete_one`` is ``complete`` for one run, which is what most of its time goes into where
     jobs come one by one. ``next_to_claim`` finds an id and its queue in the line of a ``key``,
-    ``claim_next`` takes that job (``next_id``) and ``claim`` others; both return ``claimed``.
+    ``nexts_to_claim`` the same (and ``left_id``) in the lines of all heads that are released.
+    ``claim_next`` takes these jobs (``next_ids``) and ``claim`` others; both return ``claimed``.
     """
 
     complete: Any
     complete_one: sa.Update
     advance: Any
     next_to_claim: Any
+    nexts_to_claim: Any
     admit_next: Any
     keep_as_debt: Any
     claim_next: sa.Update
@@ -90,7 +93,8 @@ class TurnFunction:
             with driver_errors(connection), driver.transaction():
                 driver.execute(
                     f"CREATE FUNCTION {_NAME}({parameters}) "
-                    f"RETURNS TABLE ({columns}, settled bigint[], has_delayed boolean) "
+                    f"RETURNS TABLE ({columns}, "
+                    "settled bigint[], has_delayed boolean, handed integer) "
                     f"LANGUAGE plpgsql AS {Literal(self._body()).as_string(driver)}".encode()
                 )
         except DBAPIError as exc:
@@ -108,9 +112,9 @@ class TurnFunction:
             cursor = driver.cursor()
             cursor.execute(call, [_as_text(value) for value in given.values()])
             first, *claimed = cursor.fetchall()
-        settled, has_delayed = first[-len(_NO_VERDICT) :]
+        settled, has_delayed, handed = first[-len(_NO_VERDICT) :]
         jobs = claimed_jobs([row[: -len(_NO_VERDICT)] for row in claimed])
-        return Turn(settled or (), bool(has_delayed), jobs)
+        return Turn(settled or (), bool(has_delayed), jobs, handed)
 
     def _body(self) -> str:
         claim_next, claim = (
@@ -126,6 +130,10 @@ DECLARE
     _is_numbered boolean;
     _next_id bigint;
     _next_queue text;
+    _next_ids bigint[];
+    _next_queues text[];
+    _left_ids bigint[];
+    _rest integer[];
     _count bigint;
 BEGIN
     IF cardinality(_done_id) = 1 THEN
@@ -144,9 +152,36 @@ BEGIN
             {_text(self.advance)};
         END IF;
         IF _hands_over AND NOT _is_numbered THEN
-            {_text(self.next_to_claim)} INTO _next_id, _next_queue;
+            IF cardinality(_done_id) = 1 THEN
+                {_text(self.next_to_claim)} INTO _next_id, _next_queue;
+                IF FOUND THEN
+                    _next_ids := ARRAY[_next_id];
+                    _count := array_position(_wanted_queue, _next_queue);
+                    _wanted_slots[_count] := _wanted_slots[_count] - 1;
+                    _released_id := '{{}}';
+                END IF;
+            ELSE
+                WITH ready AS ({_text(self.nexts_to_claim)})
+                SELECT array_agg(ready.id), array_agg(ready.queue), array_agg(ready.left_id)
+                INTO _next_ids, _next_queues, _left_ids FROM ready;
+            END IF;
+            IF _left_ids IS NOT NULL THEN
+                _rest := ARRAY(
+                    SELECT wanted.slots - cardinality(array_positions(_next_queues, wanted.queue))
+                    FROM unnest(_wanted_queue, _wanted_slots) WITH ORDINALITY
+                    AS wanted(queue, slots, place) ORDER BY wanted.place
+                );
+                IF 0 <= ALL (_rest) THEN
+                    _wanted_slots := _rest;
+                    _released_id := ARRAY(
+                        SELECT unnest(_released_id) EXCEPT SELECT unnest(_left_ids)
+                    );
+                ELSE
+                    _next_ids := NULL;
+                END IF;
+            END IF;
         END IF;
-        IF _next_id IS NULL THEN
+        IF cardinality(_released_id) > 0 THEN
             WITH ahead AS ({_text(self.admit_next)})
             SELECT count(*), bool_or(ahead.waits_for = '{WaitsFor.TIME}')
             INTO _count, has_delayed FROM ahead;
@@ -154,16 +189,14 @@ BEGIN
                 WITH owing AS ({_text(self.keep_as_debt)})
                 SELECT count(*) INTO _count FROM owing;
             END IF;
-        ELSE
-            _count := array_position(_wanted_queue, _next_queue);
-            _wanted_slots[_count] := _wanted_slots[_count] - 1;
         END IF;
     END IF;
+    handed := coalesce(cardinality(_next_ids), 0);
     RETURN NEXT;
-    IF _next_id IS NOT NULL THEN
+    IF handed > 0 THEN
         RETURN QUERY {claim_next};
     END IF;
-    IF _next_id IS NULL OR NOT _only_next THEN
+    IF handed = 0 OR NOT _only_next THEN
         RETURN QUERY {claim};
     END IF;
 END

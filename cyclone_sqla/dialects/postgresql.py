@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -353,9 +354,8 @@ class PostgresDialect(Dialect):
             info[_HAS_TURNS] = self.turns.create(connection)
         if not info.get(_HAS_TURNS):
             return None
-        # A turn that may take the next in line leaves the others' slots empty, and says nothing of
-        # where others are.
-        floors = None if hands_over and ended.released else info.get(FLOORS)
+        # A turn that is to take the next in line alone needs no floors, which cost their way.
+        floors = None if hands_over and only_next and ended.released else info.get(FLOORS)
         values = {
             "done_id": ended.ids,
             "done_lease": ended.leases,
@@ -366,8 +366,14 @@ class PostgresDialect(Dialect):
             **self._claiming(slots, params, floors).params,
         }
         turn = self.turns.call(connection, values)
-        claimed = self._noted(connection, floors, slots, params, turn.claimed)
-        return turn._replace(claimed=claimed)
+        if turn.handed and only_next:
+            return turn
+        handed, others = turn.claimed[: turn.handed], turn.claimed[turn.handed :]
+        left = _less(slots, handed)
+        if not left:
+            return turn
+        others = self._noted(connection, floors, left, params, others)
+        return turn._replace(claimed=[*handed, *others])
 
     def _claiming(
         self, slots: Mapping[str, int], params: Mapping[str, Any], floors: Floors | None = None
@@ -432,6 +438,7 @@ class PostgresDialect(Dialect):
             complete_one=self.sql.completing_one(),
             advance=self.lines.advance,
             next_to_claim=self._next_to_claim(),
+            nexts_to_claim=self._nexts_to_claim(),
             admit_next=self.lines.admit_next,
             keep_as_debt=self.lines.keep_as_debt,
             claim_next=self._claim_next(),
@@ -442,9 +449,19 @@ class PostgresDialect(Dialect):
     def _next_to_claim(self) -> Any:
         """Of the line that a released head has left: the next, locked, if a claim would take it."""
         job, ready = self.lines.ready_in_line(bindparam("key", type_=Text()))
+        return self._claimable(ready.with_only_columns(job.c.id, job.c.queue), job)
+
+    def _nexts_to_claim(self) -> Any:
+        """The same of the lines of all released heads: no more than there are slots."""
+        left, job, ready = self.lines.ready_in_lines()
+        slots = func.unnest(bindparam("wanted_slots", type_=ARRAY(sa.Integer()))).column_valued()
+        ready = ready.with_only_columns(job.c.id, job.c.queue, left.c.id.label("left_id"))
+        return self._claimable(ready, job).limit(select(func.sum(slots)).scalar_subquery())
+
+    def _claimable(self, ready: Any, job: Any) -> Any:
         kinds = bindparam("kinds_kind", type_=ARRAY(Text()))
         queues = bindparam("wanted_queue", type_=ARRAY(Text()))
-        claimable = ready.with_only_columns(job.c.id, job.c.queue).where(
+        claimable = ready.where(
             job.c.kind == sa.any_(kinds),
             job.c.queue == sa.any_(queues),
             self.sql.not_paused(job.c.queue),
@@ -452,10 +469,10 @@ class PostgresDialect(Dialect):
         return claimable.with_for_update(of=job, skip_locked=True, key_share=True)
 
     def _claim_next(self) -> sa.Update:
-        """The job that :meth:`_next_to_claim` has locked becomes the head of its line, running."""
-        job = self.tables.job
+        """Jobs that are the next, and locked, become the heads of their lines, running."""
+        job, next_ids = self.tables.job, bindparam("next_ids", type_=ARRAY(BigInteger))
         values = self.sql.claim_values(self._lease) | {"admitted": True}
-        return sa.update(job).where(job.c.id == bindparam("next_id")).values(values)
+        return sa.update(job).where(job.c.id == sa.any_(next_ids)).values(values)
 
     def _build_claim(self) -> sa.Update:
         """All queues in one statement; for each, the first of every known kind, then the first of
@@ -748,3 +765,12 @@ def _is_like_ours(engine: Engine) -> bool:
 
 def _never_prepare(connection: Any, _record: Any) -> None:
     connection.prepare_threshold = None
+
+
+def _less(slots: Mapping[str, int], taken: Sequence[ClaimedJob]) -> Mapping[str, int]:
+    """The slots that these jobs leave free."""
+    if not taken:
+        return slots
+    left = Counter(slots)
+    left.subtract(job.queue for job in taken)
+    return {queue: count for queue, count in left.items() if count > 0}

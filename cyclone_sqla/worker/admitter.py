@@ -16,8 +16,10 @@ T = TypeVar("T")
 
 log = logging.getLogger("cyclone_sqla.worker")
 
-WINDOW = 1_000
-"""Incoming jobs of one look."""
+WINDOW = 200
+"""Incoming jobs of one look. It locks the heads of their lines, whose ends can't be written
+meanwhile: so it must not take long.
+"""
 
 DEBTS = 500
 """Debts of one look."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
+from cyclone_sqla.context import ClaimedJob
+from cyclone_sqla.dialects import floors
 from cyclone_sqla.dialects.postgresql import PostgresDialect
 from cyclone_sqla.lifecycle import State
 from cyclone_sqla.operations import settle_and_claim
@@ -196,6 +200,168 @@ def test_a_call_tells_busy_and_refused_ends_apart(race: Race) -> None:
 
     assert settled.busy == [busy.id]
     assert settled.refused == {lost.id: State.COMPLETED}
+
+
+def lines_begun(race: Race, worker: Worker, keys: str) -> tuple[list[ClaimedJob], list[int]]:
+    """The claimed heads of lines of two jobs each, and those behind them."""
+    firsts, seconds = zip(*(line(race, 2, key=key) for key in keys), strict=True)
+    jobs = sorted(worker.claim(), key=lambda job: job.id)
+    worker.commit()
+    assert [job.id for job in jobs] == list(firsts)
+    return jobs, list(seconds)
+
+
+def test_the_next_of_each_line_is_claimed_as_it_becomes_the_head(race: Race) -> None:
+    worker = race.worker()
+    jobs, seconds = lines_begun(race, worker, "abc")
+    before = updates_in(worker)
+
+    following = worker.complete_and_claim(jobs, 5)
+
+    assert updates_in(worker) - before == 6, "some were made ready before they were claimed"
+    worker.commit()
+    race.check()
+    assert [job.id for job in following] == seconds
+    assert {race.state(id_) for id_ in seconds} == {"running"}
+    assert len({job.lease for job in [*jobs, *following]}) == 6
+    assert worker.complete_and_claim(following, 5) == []
+    worker.commit()
+    race.check()
+
+
+def test_several_hand_overs_leave_the_other_slots_to_those_that_wait(race: Race) -> None:
+    worker = race.worker()
+    jobs, seconds = lines_begun(race, worker, "ab")
+    others = [line(race, 1, key=f"other-{n}")[0] for n in range(3)]
+
+    following = worker.complete_and_claim(jobs, 4)
+    worker.commit()
+
+    assert sorted(job.id for job in following) == [*seconds, *others[:2]]
+    race.check()
+
+
+def test_no_more_are_handed_over_than_there_are_slots(race: Race) -> None:
+    worker = race.worker()
+    jobs, seconds = lines_begun(race, worker, "abc")
+
+    following = worker.complete_and_claim(jobs, 2)
+    worker.commit()
+
+    race.check()
+    assert len(following) == 2
+    (left,) = set(seconds) - {job.id for job in following}
+    assert race.state(left) == "available"
+    assert [row.id for row in race.rows() if row.admitted] == seconds
+
+
+def test_no_queue_is_handed_more_than_its_slots(race: Race) -> None:
+    application, worker = race.application(), race.worker()
+    for queue in ("default", "other"):
+        seconds = [application.enqueue(key, queue=queue) for key in "abc"]
+    application.commit()
+    worker.settle_down()
+    jobs = worker.claim()
+    worker.commit()
+    wanted = replace(worker.wanted(3, hands_over=True), slots={"default": 3, "other": 1})
+
+    _, following = settle_and_claim(
+        worker.connection, race.dialect, worker.ends_of(jobs), wanted, history_limit=5
+    )
+    worker.commit()
+
+    race.check()
+    assert [job.queue for job in following] == ["other"]
+    states = Counter(race.state(id_) for id_ in seconds)
+    assert states == {"running": 1, "available": 2}
+
+
+@pytest.mark.parametrize("why", [*NOT_YET, "a lock"])
+def test_one_that_can_not_be_handed_over_keeps_no_other_from_it(race: Race, why: str) -> None:
+    act, state = NOT_YET.get(why, (ON_THE_NEXT["reschedule"], "pending/turn"))
+    worker, person = race.worker(), race.application()
+    jobs, (second, other) = lines_begun(race, worker, "kb")
+    act(person, second)
+    if why in NOT_YET:
+        person.commit()
+    if why in NOT_YET and race.state(second) == "pending/admission":
+        worker.settle_down()
+
+    following = worker.complete_and_claim(jobs, 5)
+    worker.commit()
+
+    race.check()
+    assert [job.id for job in following] == ([] if "queue" in why else [other])
+    assert race.state(second) == state
+
+
+def test_a_run_that_lost_its_lease_keeps_no_other_line_from_going_on(race: Race) -> None:
+    worker, other = race.worker(), race.worker()
+    (lost,), _ = lines_begun(race, worker, "a")
+    race.clock.advance(minutes=2)
+    (held,), (second,) = lines_begun(race, worker, "b")
+    other.rescue()
+    other.commit()
+    (again,) = other.claim()
+    other.commit()
+
+    following = worker.complete_and_claim([lost, held], 5)
+    worker.commit()
+
+    race.check()
+    assert [job.id for job in following] == [second]
+    assert race.state(again.id) == "running"
+
+
+def test_a_line_with_positions_is_handed_on_beside_one_without(race: Race) -> None:
+    application, worker = race.application(), race.worker()
+    numbered = [application.enqueue("p", position=n) for n in (1, 2)]
+    plain = [application.enqueue("k") for _ in range(2)]
+    application.commit()
+    worker.settle_down()
+    jobs = worker.claim()
+    worker.commit()
+
+    following = worker.complete_and_claim(jobs, 5)
+    worker.commit()
+
+    race.check()
+    assert [job.id for job in following] == [numbered[1], plain[1]]
+
+
+@pytest.mark.parametrize("keys", ["a", "ab"], ids=["of one", "of two"])
+def test_a_claim_after_a_hand_over_finds_what_waited_before_the_next(
+    race: Race, monkeypatch: pytest.MonkeyPatch, keys: str
+) -> None:
+    monkeypatch.setattr(floors, "STANDS", 1e9)
+    worker, count = race.worker(), len(keys)
+    firsts = [line(race, 1, key=key)[0] for key in keys]
+    others = [line(race, 1, key=f"early-{n}")[0] for n in range(count)]
+    nexts = [line(race, 1, key=key)[0] for key in keys]
+    for n in range(count):
+        line(race, 1, key=f"late-{n}")
+    jobs = worker.claim(count)
+    worker.commit()
+    assert [job.id for job in jobs] == firsts
+
+    following = worker.complete_and_claim(jobs, count)
+    worker.commit()
+    assert [job.id for job in following] == nexts
+    assert [job.id for job in worker.claim(count)] == others
+
+
+def test_many_turns_of_many_lines_on_one_connection_keep_each_order(race: Race) -> None:
+    lines = {key: line(race, 15, key=key) for key in "abcd"}
+    worker, order = race.worker(), dict[str, list[int]]()
+    jobs = worker.claim(3)
+    while jobs:
+        worker.commit()
+        for job in jobs:
+            order.setdefault(job.sequence_key or "", []).append(job.id)
+        jobs = worker.complete_and_claim(jobs, 3)
+    worker.commit()
+    race.check()
+    assert order == lines
 
 
 def test_many_turns_on_one_connection_keep_the_order(race: Race) -> None:

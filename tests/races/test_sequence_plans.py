@@ -219,9 +219,40 @@ def test_what_a_turn_of_a_lone_head_is_made_of_looks_at_no_blocked_job(crowded: 
         lease = {"claimed_by": "worker", "lease_length": timedelta(minutes=1)}
         values = {**served, **lease, **now, **no_floors}
         claim_next, claim = turns.claim_next.returning(Job.id), turns.claim.returning(Job.id)
-        found.extend(worker.connection.scalars(claim_next, {**values, "next_id": next_id}))
+        found.extend(worker.connection.scalars(claim_next, {**values, "next_ids": [next_id]}))
         found.extend(worker.connection.scalars(claim, values))
 
     assert_flat(plans(crowded, turn), limit=100)
     assert found == [second]
+    worker.commit()
+
+
+def test_what_a_turn_of_several_heads_is_made_of_looks_at_no_blocked_job(crowded: Race) -> None:
+    assert isinstance(crowded.dialect, PostgresDialect)
+    turns = crowded.dialect.turns
+    application, worker = crowded.application(), crowded.worker()
+    firsts, seconds = ([application.enqueue(key) for key in "xyz"] for _ in range(2))
+    application.commit()
+    worker.settle_down()
+    jobs = [job for job in worker.claim(4000) if job.id in firsts]
+    worker.commit()
+    found: list[int] = []
+
+    def turn() -> None:
+        now = {"now": crowded.dialect.now()}
+        done = {name: [getattr(job, name) for job in jobs] for name in ("id", "lease")}
+        done |= {"result": [None for _ in jobs]}
+        ended = {f"done_{name}": values for name, values in done.items()}
+        worker.connection.execute(turns.complete, {**ended, **now})
+        served = {"kinds_kind": ["work"], "wanted_queue": ["default"], "wanted_slots": [4000]}
+        released = {"released_id": firsts, **served, **now}
+        nexts = worker.connection.execute(turns.nexts_to_claim, released).all()
+        assert [row.left_id for row in nexts] == firsts
+        lease = {"claimed_by": "worker", "lease_length": timedelta(minutes=1)}
+        values = {**lease, **now, "next_ids": [row.id for row in nexts]}
+        claim_next = turns.claim_next.returning(Job.id)
+        found.extend(worker.connection.scalars(claim_next, values))
+
+    assert_flat(plans(crowded, turn), limit=100)
+    assert found == seconds
     worker.commit()
