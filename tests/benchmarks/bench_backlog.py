@@ -8,7 +8,7 @@ from tests.benchmarks.book import Book, sized
 from tests.benchmarks.place import PostgresPlace
 from tests.benchmarks.processes import Runner, drain
 
-COUNT = sized(60_000)
+COUNT = sized(100_000)
 TOMORROW = "clock_timestamp() + interval '1 day'"
 
 

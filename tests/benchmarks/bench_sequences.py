@@ -8,7 +8,7 @@ from tests.benchmarks.processes import Runner, drain
 
 ONE_KEY = sized(4_000)
 KEYS = 1_000
-OF_ALL_KEYS = sized(40_000)
+OF_ALL_KEYS = sized(100_000)
 SLOTS = 500
 
 

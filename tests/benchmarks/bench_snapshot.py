@@ -10,7 +10,7 @@ from tests.benchmarks.place import PostgresPlace
 from tests.benchmarks.processes import Runner, drain
 
 EARLIER = sized(200_000)
-COUNT = sized(40_000)
+COUNT = sized(80_000)
 
 
 @contextmanager
