@@ -313,6 +313,28 @@ def test_a_run_that_lost_its_lease_keeps_no_other_line_from_going_on(race: Race)
     assert race.state(again.id) == "running"
 
 
+def test_what_a_line_owes_is_left_to_who_pays_it(race: Race) -> None:
+    worker, other, person = race.worker(), race.worker(), race.application()
+    (lost,), (second,) = lines_begun(race, worker, "a")
+    race.clock.advance(minutes=2)
+    (held,), (behind,) = lines_begun(race, worker, "b")
+    other.rescue()
+    other.commit()
+    (again,) = other.claim()
+    ON_THE_NEXT["reschedule"](person, second)
+    other.settle(again)
+    other.commit()
+    person.roll_back()
+    assert [row.id for row in race.rows("a") if row.admitted] == [lost.id]
+
+    following = worker.complete_and_claim([lost, held], 5)
+    worker.commit()
+
+    race.check()
+    assert [job.id for job in following] == [behind]
+    assert race.drain(worker) == [second]
+
+
 def test_a_line_with_positions_is_handed_on_beside_one_without(race: Race) -> None:
     application, worker = race.application(), race.worker()
     numbered = [application.enqueue("p", position=n) for n in (1, 2)]
