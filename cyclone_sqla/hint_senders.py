@@ -180,9 +180,14 @@ class NotifySender:
         self._spacing = _SHORTEST_SPACING
 
     def _look(self, _gone: object) -> None:
-        """In the thread that let go of a transaction, or wherever the garbage collector runs."""
-        with self._changed:
-            self._changed.notify()
+        """In the thread that let go of a transaction, or wherever the garbage collector runs: so it
+        never waits. The thread that is missed looks by itself, a little later.
+        """
+        if self._changed.acquire(blocking=False):
+            try:
+                self._changed.notify()
+            finally:
+                self._changed.release()
 
     def _wake(self) -> None:
         if self._thread is not None:

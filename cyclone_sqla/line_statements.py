@@ -172,12 +172,9 @@ class LineStatements(StatementSet):
         job = self.job.alias("first_in_line")
         first = self._first_open(left.c.sequence_key).correlate(left).lateral("first")
         firsts = left.join(first, sa.true()).join(job, job.c.id == first.c.id)
-        has_left = self.syntax.one_of(left.c.id, select(given.c.id))
-        return (
-            left,
-            job,
-            self._leading_now(job, firsts).where(has_left, self._has_left_headless(left)),
-        )
+        is_given = self.syntax.one_of(left.c.id, select(given.c.id))
+        ready = self._leading_now(job, firsts).where(is_given, self._has_left_headless(left))
+        return left, job, ready
 
     def _first_open(self, key: ColumnElement[Any]) -> sa.Select[Any]:
         line = self.job.alias("line")

@@ -570,14 +570,8 @@ def _take_turn(
         [_result(s.outcome) for s in settlements],
         [s.job_id for s in settlements if s.sequence_key is not None],
     )
-    turn = dialect.take_turn(
-        connection,
-        ended,
-        slots,
-        params,
-        hands_over=wanted.hands_over,
-        only_next=wanted.only_next,
-    )
+    modes = {"hands_over": wanted.hands_over, "only_next": wanted.only_next}
+    turn = dialect.take_turn(connection, ended, slots, params, **modes)
     if turn is not None:
         return turn
     steps = _and_hand_on(dialect, _completing(dialect, settlements), settlements)

@@ -411,6 +411,31 @@ def test_a_commit_whose_transaction_is_kept_calls(engine: Engine, ear: Ear) -> N
         assert not transaction.is_active
 
 
+def test_who_lets_go_of_a_transaction_never_waits_for_the_sender(engine: Engine) -> None:
+    class UnderWay:
+        is_active = True
+
+    transaction: Any = UnderWay()
+    sender = notify_sender(engine)
+    sender.send_after(transaction, [Hint(_CHANNEL, "ledger")])
+    is_held, may_end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with sender._changed:
+            is_held.set()
+            may_end.wait(10)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    is_held.wait()
+    began = time.monotonic()
+    del transaction  # as the garbage collector may do it anywhere, with any lock held
+    seconds = time.monotonic() - began
+    may_end.set()
+    holder.join()
+    assert seconds < 5
+
+
 # Two-phase commits
 
 
