@@ -145,6 +145,9 @@ BEGIN
         WITH done AS ({_text(self.complete)})
         SELECT array_agg(done.id), bool_or(done.position IS NOT NULL)
         INTO settled, _is_numbered FROM done;
+        IF cardinality(settled) < cardinality(_done_id) THEN
+            _released_id := ARRAY(SELECT unnest(_released_id) INTERSECT SELECT unnest(settled));
+        END IF;
     END IF;
 
     IF cardinality(_released_id) > 0 AND settled IS NOT NULL THEN

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from queue import Empty, SimpleQueue
@@ -75,13 +76,13 @@ class HandOvers:
         """There may be new jobs. From any thread: a call during a look asks for another one."""
         self._calls += 1
 
-    def note(self, wanted: Claiming, claimed: int) -> None:
-        """This many were claimed."""
+    def note(self, wanted: Claiming, claimed: Mapping[str, int]) -> None:
+        """So many were claimed of each queue; where one is full, somebody may wait for a slot."""
         ends = time.monotonic() + CHAIN
         if not wanted.hands_over:
             self._ends = ends
         has_looked = not (wanted.only_next and claimed)
-        is_full = claimed >= sum(wanted.slots.values())
+        is_full = any(claimed.get(queue, 0) >= count for queue, count in wanted.slots.items())
         if has_looked or is_full:
             self._is_full = is_full
         if has_looked:
@@ -250,7 +251,7 @@ class Work:
             if slots:
                 wanted = self._wanted(slots)
                 settled, claimed = self._settler.write_and_claim(connection, batch, wanted)
-                self._hand_overs.note(wanted, len(claimed))
+                self._hand_overs.note(wanted, Counter([job.queue for job in claimed]))
             else:
                 settled = self._settler.write(connection, batch)
         self._holdings.take(claimed)

@@ -313,6 +313,49 @@ def test_a_run_that_lost_its_lease_keeps_no_other_line_from_going_on(race: Race)
     assert race.state(again.id) == "running"
 
 
+def ended_elsewhere(race: Race, worker: Worker, other: Worker, count: int) -> ClaimedJob:
+    """The first run of a line of so many jobs, which was taken from this worker and completed."""
+    line(race, count, key="a")
+    lost = claimed(race, worker)
+    race.clock.advance(minutes=2)
+    other.rescue()
+    other.commit()
+    other.settle(claimed(race, other))
+    other.commit()
+    return lost
+
+
+def test_a_run_that_was_lost_long_ago_waits_for_nobody_in_its_line(race: Race) -> None:
+    worker, other, person = race.worker(), race.worker(), race.application()
+    lost = ended_elsewhere(race, worker, other, 1)
+    (held,), (second,) = lines_begun(race, worker, "b")
+    new = person.enqueue("a")
+    person.commit()
+    other.admit()
+
+    following = worker.complete_and_claim([lost, held], 5)
+    worker.commit()
+    other.commit()
+
+    race.check()
+    assert [job.id for job in following] == [second]
+    assert race.state(new) == "available"
+
+
+def test_a_lost_run_and_a_held_one_of_a_line_have_one_next(race: Race) -> None:
+    worker, other = race.worker(), race.worker()
+    lost = ended_elsewhere(race, worker, other, 3)
+    held = claimed(race, worker)
+    (alone,) = line(race, 1, key="o")
+
+    following = worker.complete_and_claim([lost, held], 2)
+    worker.commit()
+
+    race.check()
+    assert [job.sequence_key for job in following] == ["a", "o"]
+    assert following[1].id == alone
+
+
 def test_what_a_line_owes_is_left_to_who_pays_it(race: Race) -> None:
     worker, other, person = race.worker(), race.worker(), race.application()
     (lost,), (second,) = lines_begun(race, worker, "a")

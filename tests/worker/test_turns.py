@@ -44,8 +44,9 @@ def test_a_job_comes_with_its_headers_and_result_whichever_round_claimed_it(
         assert json.loads(site.job(id_).result or "") == [f'"{id_}", \\ and {{}}']
 
 
+@pytest.mark.parametrize("others", [{}, {"other": 5}], ids=["of all", "of its queue"])
 def test_an_urgent_job_does_not_wait_for_the_end_of_a_line_that_has_the_only_slot(
-    database: Database,
+    database: Database, others: dict[str, int]
 ) -> None:
     site, order, gate = Site(database), list[str](), Gate()
 
@@ -60,7 +61,7 @@ def test_an_urgent_job_does_not_wait_for_the_end_of_a_line_that_has_the_only_slo
     site.action(work)
     site.action(urgent, kind="urgent")
     line = site.enqueue_many(round(CHAIN * 6000), sequence="a")  # far more than a chain may last
-    with site.worker(concurrency=1):
+    with site.worker(queues={"default": 1, **others}):
         gate.await_arrival()
         site.enqueue("urgent", priority=-5)
         gate.open()
@@ -78,11 +79,11 @@ def wanted(hand_overs: HandOvers, slots: int) -> Claiming:
 def test_the_next_in_line_is_enough_from_a_look_that_left_slots_free_until_somebody_calls() -> None:
     hand_overs = HandOvers()
     first_look = wanted(hand_overs, 5)
-    hand_overs.note(first_look, 2)
+    hand_overs.note(first_look, {"default": 2})
     after_the_look = wanted(hand_overs, 3)
     hand_overs.called()
     after_the_call = wanted(hand_overs, 3)
-    hand_overs.note(after_the_call, 3)
+    hand_overs.note(after_the_call, {"default": 3})
     after_a_look_that_filled_all = wanted(hand_overs, 3)
 
     asked = (first_look, after_the_look, after_the_call, after_a_look_that_filled_all)
@@ -93,14 +94,14 @@ def test_a_call_during_a_look_asks_for_another_one() -> None:
     hand_overs = HandOvers()
     look = wanted(hand_overs, 5)
     hand_overs.called()
-    hand_overs.note(look, 2)
+    hand_overs.note(look, {"default": 2})
     assert not wanted(hand_overs, 3).only_next
 
 
 def test_others_are_looked_for_from_time_to_time_though_nobody_calls() -> None:
     hand_overs = HandOvers()
-    hand_overs.note(wanted(hand_overs, 5), 2)
-    hand_overs.note(wanted(hand_overs, 5), 1)  # the next of a line
+    hand_overs.note(wanted(hand_overs, 5), {"default": 2})
+    hand_overs.note(wanted(hand_overs, 5), {"default": 1})  # the next of a line
     time.sleep(CHAIN)
     assert not wanted(hand_overs, 5).only_next
 
