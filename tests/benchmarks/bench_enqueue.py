@@ -291,14 +291,15 @@ def test_what_hints_cost_many_clients(place: PostgresPlace, book: Book) -> None:
     untold.engine.dispose()
 
 
+def safely(connection: sqlite3.Connection, _record: object) -> None:
+    """A listener for "connect": each transaction is on the disk before the next, as by hand."""
+    connection.execute("PRAGMA synchronous = FULL")
+
+
 @pytest.mark.parametrize("beside", ["sqlite3 by hand", "SQLAlchemy by hand, INSERT of the row"])
 def test_one_a_transaction_on_sqlite(sqlite_place: SqlitePlace, book: Book, beside: str) -> None:
     engine = sa.create_engine(sqlite_place.url)
-
-    @sa.event.listens_for(engine, "connect")
-    def safely(connection: sqlite3.Connection, _record: object) -> None:
-        connection.execute("PRAGMA synchronous = FULL")
-
+    sa.event.listen(engine, "connect", safely)
     producer = Producer(sqlite_place.url)
     producer.engine = engine
     references: dict[str, Callable[[int], object]] = {

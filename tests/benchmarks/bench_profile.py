@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from tests.benchmarks.bench_enqueue import MANY, ONE_BY_ONE, Producer
+from tests.benchmarks.bench_enqueue import MANY, ONE_BY_ONE, Producer, safely
 from tests.benchmarks.bench_pickup import JOBS, SETTLING, SPACING, WARM_UP, Applications
 from tests.benchmarks.bench_sequences import ONE_KEY
 from tests.benchmarks.book import PAIRS, Book, sized
@@ -132,13 +132,9 @@ def test_one_a_transaction(
         producer.engine.dispose()
         producer.engine = sa.create_engine(place.url, **options)
         if isinstance(place, SqlitePlace):
-            sa.event.listen(producer.engine, "connect", _safely)
+            sa.event.listen(producer.engine, "connect", safely)
         Profile(book, place, f"one a transaction, {name}", ONE_BY_ONE).write(measure)
     producer.engine.dispose()
-
-
-def _safely(connection: sqlite3.Connection, _record: object) -> None:
-    connection.execute("PRAGMA synchronous = FULL")
 
 
 # ---- many at once --------------------------------------------------------------------------------
@@ -200,8 +196,8 @@ def test_pickup(place: PostgresPlace, book: Book) -> None:
                 applications.plain(number)
                 commits.append(time.monotonic())
                 time.sleep(SPACING)
-            told = [(step, at) for step, at in runner.end()["stamps"]]
-        took = steps_after(told + trail.stamps, commits[WARM_UP:], list(PICKUP))
+            stamps = runner.end()["stamps"] + trail.stamps
+        took = steps_after(stamps, commits[WARM_UP:], list(PICKUP))
         return {PICKUP[step]: statistics.median(seconds) for step, seconds in took.items()}
 
     Profile(book, place, "a pickup", JOBS).write(measure, unit="ms")
@@ -238,7 +234,7 @@ def test_one_after_the_other(place: PostgresPlace, book: Book, which: str) -> No
         fill = place.fill(count, "write") if is_writing else place.fill_lines(count, 1)
         place.tidy()
         told = drain(place, fill, [Runner.ours(place, slots=1, trail=True)]).told
-        took = steps_in_turn([(step, at) for step, at in told[0]["stamps"] if step in steps])
+        took = steps_in_turn([stamp for stamp in told[0]["stamps"] if stamp[0] in steps])
         return {steps[step]: statistics.median(took[step]) for step in steps}
 
     def whole_by_hand(loop: str) -> float:

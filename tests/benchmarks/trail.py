@@ -11,7 +11,6 @@ from sqlalchemy.orm import Session
 
 from cyclone_sqla.dialects import Dialect
 from cyclone_sqla.own_connection import OwnConnection
-from cyclone_sqla.worker.executor import Executor
 from cyclone_sqla.worker.runs import Run
 from cyclone_sqla.worker.wakeup import Wakeup
 
@@ -33,7 +32,6 @@ class Trail:
         self._at(Wakeup, "set", before="heard")
         self._at(Wakeup, "wait", after="awake")
         self._at(dialect, "take_turn", before="asked", after="answered")
-        self._at(Executor, "start_runs", after="started")
         self._at(Run, "call", before="begun", after="done")
         event.listen(Session, "before_commit", lambda _session: self("written"))
         event.listen(Session, "after_commit", lambda _session: self("committed"))
